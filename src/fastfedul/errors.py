@@ -1,0 +1,29 @@
+"""The errors a caller may want to tell apart; each message is one line."""
+
+
+class FastFedULError(Exception):
+    """Something was wrong and the message says what to do; nothing was changed."""
+
+
+class InvalidInputError(FastFedULError):
+    """What the caller handed in cannot be used as it is."""
+
+
+class UnknownClientError(InvalidInputError):
+    """A client was named that the ledger has never seen."""
+
+
+class LedgerError(FastFedULError):
+    """The ledger could not be opened, read or written."""
+
+
+class LedgerDamagedError(LedgerError):
+    """A stored byte is not what was written; the message names the place."""
+
+
+class LedgerLockedError(LedgerError):
+    """Another process is writing to this ledger."""
+
+
+class UnlearnRefusedError(FastFedULError):
+    """The history cannot support the request, so no answer is given."""

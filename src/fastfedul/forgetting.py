@@ -1,0 +1,74 @@
+"""Forgets clients for good: computes the cleaned model and commits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.history.ledger import WritableLedger, require_known
+from fastfedul.params import norm
+from fastfedul.records import ClientId
+from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+
+
+def forget(
+    ledger: WritableLedger,
+    clients: Iterable[ClientId],
+    method: FastFedUL | None = None,
+    *,
+    erase: bool = False,
+) -> UnlearnResult:
+    """Take clients out of the ledger's model and bar them from later rounds.
+
+    Args:
+        ledger: A ledger open for writing.
+        clients: Whom to forget.
+        method: The method with its settings.
+        erase: Also rewrite the history as if they had never been there and remove
+            their updates; in one step with the forgetting, or not at all.
+    """
+    names = _checked(ledger, clients)
+    method = method or FastFedUL()
+    result = method(UnlearnRequest(ledger, frozenset(names)))
+    ledger.commit_forgetting(
+        names, result.delta.flat, describe(method, result), erase=erase
+    )
+    return result
+
+
+def erase(ledger: WritableLedger, clients: Iterable[ClientId]) -> tuple[ClientId, ...]:
+    """Erase the history of clients that were forgotten before; the model stays."""
+    names = _checked(ledger, clients)
+    ledger.commit_erasure(names, {"software": version("fastfedul")})
+    return names
+
+
+def describe(method: FastFedUL, result: UnlearnResult) -> dict[str, object]:
+    """Return what the ledger's log keeps of a forgetting, as JSON values."""
+    bound = result.bound.value
+    return {
+        "software": version("fastfedul"),
+        "method": "fast-fedul",
+        "damping": method.damping
+        if isinstance(method.damping, int | float)
+        else list(method.damping),
+        "damped": method.damped,
+        "rounds": result.rounds,
+        "coverage": result.coverage,
+        "delta_norm": norm(result.delta.flat),
+        "bound": bound if bound is not None and math.isfinite(bound) else None,
+        "lipschitz": result.bound.lipschitz,
+    }
+
+
+def _checked(
+    ledger: WritableLedger, clients: Iterable[ClientId]
+) -> tuple[ClientId, ...]:
+    names = tuple(sorted(set(clients)))
+    if not names:
+        raise InvalidInputError("name at least one client")
+    require_known(ledger, names)
+    return names

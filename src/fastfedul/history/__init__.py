@@ -1,0 +1,1 @@
+"""Stage 3: what the server remembers."""

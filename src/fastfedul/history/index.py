@@ -1,0 +1,379 @@
+"""The SQLite index of a ledger: every row carries a digest and is checked on reading.
+
+Rollback journal and synchronous=EXTRA: when a commit returns, it survives power loss,
+and once it has returned there is no side file in which a flipped byte could undo it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from fastfedul.errors import LedgerDamagedError, LedgerError
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+
+FORMAT = 1
+"""Version of the format; a reader refuses any other."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "ledger": (
+        "id INTEGER PRIMARY KEY",
+        "format INTEGER",
+        "layout TEXT",
+        "update_dtype TEXT",
+        "step_dtype TEXT",
+        "aggregation TEXT",
+        "sums_every INTEGER",
+        "initial BLOB",
+    ),
+    "clients": (
+        "id INTEGER PRIMARY KEY",
+        "name TEXT UNIQUE",
+        "state TEXT",
+        "num_updates INTEGER",
+        "forgotten_at INTEGER",
+        "num_unseen INTEGER",
+        "weighted BLOB",
+        "squared BLOB",
+        "sums_through INTEGER",
+    ),
+    "rounds": (
+        "round INTEGER PRIMARY KEY",
+        "num_updates INTEGER",
+        "removed_share REAL",
+        "use TEXT",
+        "products INTEGER",
+        "step BLOB",
+        "step_norm REAL",
+        "previous_product REAL",
+        "content BLOB",
+        "chain BLOB",
+    ),
+    "updates": (
+        "client INTEGER",
+        "round INTEGER",
+        "share REAL",
+        "keep_probability REAL",
+        "array BLOB",
+        "norm REAL",
+        "step_product REAL",
+    ),
+    "pending": ("client INTEGER", "round INTEGER", "array BLOB"),
+    "arrays": ("array BLOB PRIMARY KEY", "num_bytes INTEGER", "checksums BLOB"),
+    "adjustments": ("round INTEGER PRIMARY KEY", "array BLOB"),
+    "events": (
+        "id INTEGER PRIMARY KEY",
+        "time TEXT",
+        "kind TEXT",
+        "clients TEXT",
+        "details TEXT",
+        "previous BLOB",
+    ),
+    "head": (
+        "id INTEGER PRIMARY KEY",
+        "chain BLOB",
+        "model BLOB",
+        "sums_through INTEGER",
+        "num_clients INTEGER",
+        "num_rounds INTEGER",
+        "num_updates INTEGER",
+        "num_pending INTEGER",
+        "num_arrays INTEGER",
+        "num_adjustments INTEGER",
+        "num_events INTEGER",
+    ),
+}
+"""Every table and its columns, in the order in which the digest takes them."""
+
+COUNTED = tuple(
+    column.split()[0].removeprefix("num_")
+    for column in COLUMNS["head"]
+    if column.startswith("num_")
+)
+REFERENCES = (
+    ("ledger", "initial"),
+    ("head", "model"),
+    ("rounds", "step"),
+    ("updates", "array"),
+    ("pending", "array"),
+    ("clients", "weighted"),
+    ("clients", "squared"),
+    ("adjustments", "array"),
+)
+"""Every column that refers to an array."""
+
+_WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
+_BY_CLIENT = {"updates", "pending"}
+_TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
+
+
+def names(table: str) -> list[str]:
+    """Return the column names of a table, without the digest."""
+    return [column.split()[0] for column in COLUMNS[table]]
+
+
+def canonical(*values: Any) -> bytes:
+    """Return values as unambiguous bytes: a letter for the type, then the value."""
+    parts = []
+    for value in values:
+        kind = type(value)
+        if kind is bytes:
+            parts.append(b"B" + _WHOLE.pack(len(value)) + value)
+        elif kind is int:
+            parts.append(b"I" + _WHOLE.pack(value))
+        elif kind is float:
+            parts.append(b"F" + _REAL.pack(value))
+        elif kind is str:
+            data = value.encode()
+            parts.append(b"T" + _WHOLE.pack(len(data)) + data)
+        elif value is None:
+            parts.append(b"N")
+        else:
+            raise TypeError(f"{kind.__name__} has no canonical form")
+    return b"".join(parts)
+
+
+def digest_of(*values: Value) -> bytes:
+    """Return the BLAKE3 digest of values in their canonical form."""
+    return blake3(canonical(*values)).digest()
+
+
+class Index:
+    """An open index; reads happen inside `reading()`, writes inside `writing()`."""
+
+    def __init__(self, path: Path, *, write: bool, create: bool = False) -> None:
+        self.path = path
+        # Readers open for writing too: only so can SQLite roll back what a killed
+        # writer left behind. It falls back to reading where writing is not allowed.
+        mode = "rwc" if create else "rw"
+        quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f")
+        quoted = quoted.replace("#", "%23")
+        try:
+            self._connection = sqlite3.connect(
+                f"file:{quoted}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=_TIMEOUT_SECONDS,
+                check_same_thread=False,
+            )
+            with self._errors():
+                # Deleted rows are overwritten, not only unlinked.
+                self._connection.execute("PRAGMA secure_delete=ON")
+                self._connection.execute("PRAGMA synchronous=EXTRA")
+                if not write:
+                    self._connection.execute("PRAGMA query_only=ON")
+        except sqlite3.OperationalError as error:
+            raise LedgerError(f"cannot open {path}: {error}") from None
+        self._counts: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def create_tables(self) -> None:
+        """Create every table, inside `writing()`."""
+        for table, columns in COLUMNS.items():
+            key = ", PRIMARY KEY (client, round)" if table in _BY_CLIENT else ""
+            rowid = " WITHOUT ROWID" if table in {*_BY_CLIENT, "arrays"} else ""
+            self._execute(
+                f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
+            )
+        self._execute("CREATE INDEX updates_by_round ON updates (round, client)")
+        self._execute("CREATE INDEX updates_by_array ON updates (array)")
+        self._execute("CREATE INDEX rounds_by_step ON rounds (step)")
+        self._counts = dict.fromkeys(COUNTED, 0)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold one consistent view of the index."""
+        with self._errors():
+            if self._connection.in_transaction:
+                yield
+                return
+            self._execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.rollback()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Commit everything or, on any error, nothing."""
+        with self._errors():
+            self._execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.rollback()
+                raise
+
+    def load_counts(self) -> None:
+        """Take the row counts from the head, before rows are added or removed."""
+        head = self.one("head", "id = 1")
+        columns = names("head")
+        self._counts = {t: _int(head[columns.index(f"num_{t}")]) for t in COUNTED}
+
+    def put(self, table: str, values: Row) -> None:
+        """Add a row with its digest."""
+        marks = ", ".join("?" * (len(values) + 1))
+        self._execute(
+            f"INSERT INTO {table} VALUES ({marks})",
+            (*values, digest_of(table, *values)),
+        )
+        if table in self._counts:
+            self._counts[table] += 1
+
+    def replace(self, table: str, values: Row) -> None:
+        """Write a row over the one with the same key."""
+        marks = ", ".join("?" * (len(values) + 1))
+        self._execute(
+            f"REPLACE INTO {table} VALUES ({marks})",
+            (*values, digest_of(table, *values)),
+        )
+
+    def delete(self, table: str, where: str, *arguments: Value) -> None:
+        """Remove rows."""
+        cursor = self._execute(f"DELETE FROM {table} WHERE {where}", arguments)
+        if table in self._counts:
+            self._counts[table] -= cursor.rowcount
+
+    def put_head(self, chain: bytes, model: bytes, sums_through: int) -> None:
+        """Write the one row that says where the ledger stands."""
+        counts = (self._counts[table] for table in COUNTED)
+        self.replace("head", (1, chain, model, sums_through, *counts))
+
+    def rows(self, table: str, where: str = "1", *arguments: Value) -> list[Row]:
+        """Return checked rows without their digests.
+
+        Raises:
+            LedgerDamagedError: If a row is not what was written.
+        """
+        order = {
+            "arrays": "array",
+            "updates": "client, round",
+            "pending": "client, round",
+        }.get(table, "1")
+        found = self._execute(
+            f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", arguments
+        ).fetchall()
+        for row in found:
+            if row[-1] != digest_of(table, *row[:-1]):
+                raise LedgerDamagedError(f"{self.describe(table, row)} was changed")
+        return [row[:-1] for row in found]
+
+    def changed_rows(self, table: str) -> list[str]:
+        """Return the places of all rows of a table that are not what was written."""
+        found = self._execute(f"SELECT * FROM {table}").fetchall()
+        return [
+            f"{self.describe(table, row)} was changed"
+            for row in found
+            if row[-1] != digest_of(table, *row[:-1])
+        ]
+
+    def one(self, table: str, where: str, *arguments: Value) -> Row:
+        """Return the one row there must be."""
+        found = self.rows(table, where, *arguments)
+        if len(found) != 1:
+            raise LedgerDamagedError(
+                f"{self.path}: the table {table} has lost a row; it is damaged"
+            )
+        return found[0]
+
+    def format(self) -> int:
+        """Return the format version, which is read before any row can be checked."""
+        found = self._execute("SELECT format FROM ledger").fetchone()
+        if not found or not isinstance(found[0], int):
+            raise LedgerDamagedError(f"{self.path} is damaged: it names no format")
+        return found[0]
+
+    def is_used(self, array: bytes) -> bool:
+        """Return whether any row still refers to an array."""
+        return any(
+            self._execute(
+                f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", (array,)
+            ).fetchone()
+            for table, column in REFERENCES
+        )
+
+    def count(self, table: str) -> int:
+        """Return how many rows a table really has."""
+        return int(self._execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+    def integrity(self) -> str:
+        """Return SQLite's own verdict, `ok` if it finds nothing."""
+        return str(self._execute("PRAGMA integrity_check(1)").fetchone()[0])
+
+    def describe(self, table: str, row: Sequence[object]) -> str:
+        """Return a row's place in words: round and client where it has them."""
+        if table == "rounds":
+            return f"round {row[0]} in the index"
+        if table in _BY_CLIENT:
+            return f"round {row[1]}, client {self._name_of(row[0])} in the index"
+        if table == "clients":
+            return f"client {row[1]!r:.120} in the index"
+        if table == "arrays":
+            digest = row[0].hex() if isinstance(row[0], bytes) else row[0]
+            return f"{self.user_of(row[0])}: the entry of array {digest} in the index"
+        return f"row {row[0]} of the table {table} in the index"
+
+    def _name_of(self, client: object) -> str:
+        found = self._connection.execute(
+            "SELECT name FROM clients WHERE id = ?", (client,)
+        ).fetchone()
+        return f"{found[0]!r:.120}" if found else f"number {client}"
+
+    def user_of(self, array: object) -> str:
+        """Return in words who uses an array, as far as the index still tells."""
+        found = self._connection.execute(
+            "SELECT client, round FROM updates WHERE array = ?1 "
+            "UNION SELECT client, round FROM pending WHERE array = ?1 "
+            "UNION SELECT NULL, round FROM rounds WHERE step = ?1",
+            (array,),
+        ).fetchone()
+        if not found:
+            return "a model or running sum"
+        if found[0] is None:
+            return f"round {found[1]}, step"
+        return f"round {found[1]}, client {self._name_of(found[0])}"
+
+    def _execute(self, sql: str, arguments: Sequence[Value] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(sql, arguments)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "disk is full" in text or "database or disk" in text:
+                raise LedgerError(
+                    f"the disk is full: nothing was recorded in {self.path.parent}"
+                ) from None
+            if "readonly" in text:
+                raise LedgerError(f"{self.path} is read-only") from None
+            if "locked" in text or "busy" in text:
+                raise LedgerError(
+                    f"{self.path} is in use by another program; try again"
+                ) from None
+            if "unable to open" in text:
+                raise LedgerError(f"cannot open {self.path}: {error}") from None
+            raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
+        except (sqlite3.DatabaseError, OverflowError) as error:
+            raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
+
+
+def _int(value: Value) -> int:
+    if not isinstance(value, int):
+        raise LedgerDamagedError("a number in the index is damaged")
+    return value

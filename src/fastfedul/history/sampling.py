@@ -1,0 +1,152 @@
+"""Which updates of a round to keep.
+
+Thanh Trung Huynh et al., "Fast-FedUL: A Training-Free Federated Unlearning with
+Provable Skew Resilience", ECML PKDD 2024, section 4.2. The optimal probabilities are
+those of Horvath and Richtarik, "Nonconvex variance reduced optimization with arbitrary
+sampling", ICML 2019: they minimise the variance of the weighted sum of what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.params import norm
+from fastfedul.records import KeepUse, Round
+from fastfedul.rng import stream
+
+Policy = Literal["all", "optimal", "top", "uniform"]
+POLICIES: tuple[Policy, ...] = ("all", "optimal", "top", "uniform")
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which updates of each round to keep, and what dropping one means.
+
+    Attributes:
+        policy: `all`; `optimal`: independent draws with the probabilities that give
+            the least variance; `top`: the largest contributions, no draw, no
+            reweighting; `uniform`: a simple random sample.
+        budget: How many updates a round keeps, on average for `optimal`.
+        use: `store` or `aggregate`, see `Round`.
+        seed: Seed of the draws; the draw of a round depends on seed and round alone.
+    """
+
+    policy: Policy = "all"
+    budget: int | None = None
+    use: KeepUse = "store"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InvalidInputError(
+                f"unknown keeping policy {self.policy!r}; choose {', '.join(POLICIES)}"
+            )
+        if self.policy != "all" and (self.budget is None or self.budget < 1):
+            raise InvalidInputError(
+                f"the policy {self.policy!r} needs a budget of 1 or more updates"
+            )
+        if self.use not in ("store", "aggregate"):
+            raise InvalidInputError(f"use is store or aggregate, not {self.use!r}")
+
+    @classmethod
+    def parse(cls, text: str, *, use: KeepUse = "store", seed: int = 0) -> Keep:
+        """Return the policy written as `all`, `optimal:5`, `top:5` or `uniform:5`.
+
+        >>> Keep.parse("optimal:5").budget
+        5
+        """
+        policy, _, budget = text.partition(":")
+        if policy not in POLICIES or (budget and not budget.isdecimal()):
+            raise InvalidInputError(
+                f"cannot read the policy {text!r}; write all, optimal:5, top:5 "
+                "or uniform:5"
+            )
+        return cls(policy, int(budget) if budget else None, use, seed)
+
+    def __call__(self, round_: Round) -> Round:
+        """Return the round with every update marked as kept or not."""
+        size = len(round_.updates)
+        if self.policy == "all" or size == 0:
+            return replace(round_, use=self.use)
+        magnitudes = np.array(
+            [u.share * (norm(u.delta.flat) if u.delta else 0) for u in round_.updates]
+        )
+        assert self.budget is not None
+        rng = stream(self.seed, "keep", round_.index)
+        probabilities, kept = self._draw(magnitudes, min(self.budget, size), rng)
+        updates = tuple(
+            replace(u, keep_probability=float(p), kept=bool(k) and u.delta is not None)
+            for u, p, k in zip(round_.updates, probabilities, kept, strict=True)
+        )
+        return replace(round_, updates=updates, use=self.use)
+
+    def _draw(
+        self, magnitudes: Floats, budget: int, rng: np.random.Generator
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        size = len(magnitudes)
+        if self.policy == "optimal":
+            probabilities = optimal_probabilities(magnitudes, budget)
+            return probabilities, rng.random(size) < probabilities
+        if self.policy == "uniform":
+            kept = np.zeros(size, bool)
+            kept[rng.choice(size, budget, replace=False)] = True
+            return np.full(size, budget / size), kept
+        # Ties go to the earlier client, so that the choice is reproducible.
+        kept = np.zeros(size, bool)
+        kept[np.argsort(-magnitudes, kind="stable")[:budget]] = True
+        return kept.astype(np.float64), kept
+
+
+def optimal_probabilities(magnitudes: npt.ArrayLike, budget: int) -> Floats:
+    """Return the keeping probabilities of least variance, by water-filling.
+
+    They minimise the sum of (1 - p) / p times the squared magnitude, subject to p at
+    most 1 and their sum being the smaller of the budget and the number of updates.
+    Updates of magnitude zero share what the others leave over.
+
+    Args:
+        magnitudes: Share times norm of each update.
+        budget: Expected number of kept updates.
+
+    >>> optimal_probabilities([1, 1, 2, 10], 2)
+    array([0.25, 0.25, 0.5 , 1.  ])
+    """
+    sizes = np.asarray(magnitudes, np.float64)
+    if sizes.ndim != 1 or not np.isfinite(sizes).all() or (sizes < 0).any():
+        raise InvalidInputError("magnitudes must be finite numbers, none negative")
+    if budget < 1:
+        raise InvalidInputError(f"the budget is {budget}; keep at least 1 update")
+    if budget >= sizes.size:
+        return np.ones(sizes.size)
+    positive = sizes > 0
+    num_positive = int(positive.sum())
+    if num_positive <= budget:
+        rest = (budget - num_positive) / max(1, sizes.size - num_positive)
+        return np.where(positive, 1.0, rest)
+    probabilities = np.zeros(sizes.size)
+    # Dividing by the largest first keeps sums of tiny or huge magnitudes in range.
+    probabilities[positive] = _water_fill(sizes[positive] / sizes.max(), budget)
+    return probabilities
+
+
+def _water_fill(sizes: Floats, budget: int) -> Floats:
+    """Solve for magnitudes above zero, more of them than the budget."""
+    order = np.argsort(sizes, kind="stable")
+    ascending = sizes[order]
+    sums = np.cumsum(ascending)
+    counts = np.arange(1, sizes.size + 1)
+    # With l updates below 1, the other size - l are certain and the l share the rest.
+    left = budget - (sizes.size - counts)
+    fits = (left > 0) & (left * ascending <= sums * (1 + 1e-12))
+    below = int(counts[fits].max())
+    probabilities = np.ones(sizes.size)
+    probabilities[order[:below]] = np.minimum(
+        1.0, left[below - 1] * ascending[:below] / sums[below - 1]
+    )
+    return probabilities

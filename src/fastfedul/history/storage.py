@@ -1,0 +1,279 @@
+"""A ledger on disk: creating it, and taking clients out of it.
+
+Array files are written and synced first, then their folder, then the index commits:
+what is committed is whole, and what is not committed is swept away on the next open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.federation.aggregation import Aggregation
+from fastfedul.history import arrays, streaming
+from fastfedul.history.chain import content_of, genesis, link
+from fastfedul.history.erasure import check_erasable, rewritten_rounds
+from fastfedul.history.folder import ARRAYS, INDEX, explain
+from fastfedul.history.index import FORMAT, Index, digest_of
+from fastfedul.history.ledger import now, require_known, vector
+from fastfedul.history.reading import fields
+from fastfedul.history.recording import (
+    require_buffers,
+)
+from fastfedul.history.settings import LedgerSettings
+from fastfedul.history.transaction import Change
+from fastfedul.history.writing import LedgerWriter
+from fastfedul.params import Flat, Params
+from fastfedul.records import (
+    ClientId,
+    Model,
+    StorageDtype,
+    VectorRef,
+)
+
+
+class DiskLedger(LedgerWriter):
+    """A ledger on disk, open for writing; there is only one at a time."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        initial: Model,
+        *,
+        aggregation: str = "mean",
+        custom: Mapping[str, Aggregation] | None = None,
+        update_dtype: StorageDtype = "float32",
+        step_dtype: StorageDtype = "float32",
+        sums_every: int = 8,
+    ) -> DiskLedger:
+        """Create a ledger that starts from this model; it appears whole or not at all.
+
+        Args:
+            path: A folder that does not exist yet, or is empty.
+            initial: The model before the first round.
+            aggregation: `mean`, or the name of an aggregation that can be replayed.
+            custom: The caller's own aggregations by name.
+            update_dtype: How updates are stored.
+            step_dtype: How the steps of the model are stored.
+            sums_every: After how many rounds the running sums are written anew.
+        """
+        settings = LedgerSettings(
+            layout=initial.params.layout,
+            aggregation=aggregation,
+            custom=custom or {},
+            update_dtype=update_dtype,
+            step_dtype=step_dtype,
+            sums_every=sums_every,
+        )
+        if not np.isfinite(initial.params.flat).all():
+            raise InvalidInputError("the initial model has NaN or infinite values")
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise LedgerError(f"{folder} exists already; choose another folder")
+        building = folder.with_name(f".{folder.name}.creating-{os.getpid()}")
+        try:
+            (building / ARRAYS).mkdir(parents=True)
+            _fill(building, initial, settings)
+            building.replace(folder)
+            arrays.sync_folder(folder.absolute().parent)
+        except OSError as error:
+            shutil.rmtree(building, ignore_errors=True)
+            raise explain(error, folder, "the new ledger") from None
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        return cls(folder, custom=custom)
+
+    def __enter__(self) -> DiskLedger:
+        return self
+
+    def commit_forgetting(
+        self,
+        clients: Sequence[ClientId],
+        delta: Flat,
+        details: Mapping[str, object],
+        *,
+        erase: bool = False,
+    ) -> None:
+        """Move the model by delta and bar the clients; optionally erase them too."""
+        require_known(self, clients)
+        model = self.final
+        flat = model.params.flat + delta
+        if not np.isfinite(flat).all():
+            raise InvalidInputError("forgetting would make the model infinite")
+        with self._changing("the forgetting") as change:
+            at = int(change.head["num_rounds"])
+            self._adjust(change, at, delta)
+            cleaned = Model(Params(self._settings.layout, flat), model.buffers)
+            change.set_model(*change.store([change.model_job(cleaned)]))
+            for client in clients:
+                row = self._client_row(client)
+                assert row is not None
+                row.update(state="forgotten", forgotten_at=at)
+                change.replace("clients", row)
+            if erase:
+                self._erase(change, clients)
+            self._log(
+                change, "forget and erase" if erase else "forget", clients, details
+            )
+
+    def commit_erasure(
+        self, clients: Sequence[ClientId], details: Mapping[str, object]
+    ) -> None:
+        """Rewrite the history as if forgotten clients had never been there.
+
+        Their updates and sums are gone from the disk when this returns.
+        """
+        check_erasable(self, clients)
+        with self._changing("the erasure") as change:
+            self._erase(change, clients)
+            self._log(change, "erase", clients, details)
+
+    def _erase(self, change: Change, clients: Sequence[ClientId]) -> None:
+        forgotten_at = check_erasable(self, clients)
+        correction = np.zeros(self._settings.layout.size, np.float64)
+        gone = {self._numbers[client] for client in clients}
+        for rewritten in rewritten_rounds(self, clients):
+            entry, step = rewritten.entry, rewritten.step
+            row = fields("rounds", self.index.one("rounds", "round = ?", entry.index))
+            for name in ("num_updates", "removed_share", "step_norm"):
+                row[name] = getattr(entry, name)
+            row["previous_product"] = entry.previous_product
+            if step is not None:
+                if entry.index < forgotten_at:
+                    correction += step
+                    correction -= vector(self, VectorRef(entry.index))
+                change.release(row["step"])
+                row["products"] = 0
+                [row["step"]] = change.store(
+                    [change.vector_job(step, self._settings.step_dtype)]
+                )
+                row["content"] = self._content(row, without=gone)
+            change.replace("rounds", row)
+        for client in clients:
+            self._drop_client(change, client)
+        self._adjust(change, forgotten_at, -correction.astype(np.float32))
+        change.head["chain"] = self._relink(change)
+        self._last_step = None
+
+    def _drop_client(self, change: Change, client: ClientId) -> None:
+        row = self._client_row(client)
+        assert row is not None
+        for table in ("updates", "pending"):
+            found = self.index.rows(table, "client = ?", row["id"])
+            change.release(*(fields(table, r)["array"] for r in found))
+            self.index.delete(table, "client = ?", row["id"])
+        change.release(row["weighted"], row["squared"])
+        row.update(state="erased", num_updates=0, num_unseen=0)
+        row.update(weighted=None, squared=None)
+        change.replace("clients", row)
+
+    def _adjust(self, change: Change, index: int, delta: Flat) -> None:
+        found = self.index.rows("adjustments", "round = ?", index)
+        if found:
+            digest = fields("adjustments", found[0])["array"]
+            place = f"adjustment at round {index}"
+            delta = delta + streaming.read_vector(
+                self._arrays, self._source(digest, "float32", place)
+            )
+            change.release(digest)
+            self.index.delete("adjustments", "round = ?", index)
+        [digest] = change.store([change.vector_job(delta, "float32")])
+        change.put("adjustments", index, digest)
+
+    def _log(
+        self,
+        change: Change,
+        kind: str,
+        clients: Sequence[ClientId],
+        details: Mapping[str, object],
+    ) -> None:
+        events = self.index.rows("events")
+        previous = digest_of(*events[-1]) if events else b""
+        everything = {
+            **details,
+            "chain_before": change.before["chain"].hex(),
+            "chain_after": change.head["chain"].hex(),
+            "model_before": change.before["model"].hex(),
+            "model_after": change.head["model"].hex(),
+        }
+        change.put(
+            "events",
+            len(events) + 1,
+            now(),
+            kind,
+            json.dumps(list(clients)),
+            json.dumps(everything, sort_keys=True),
+            previous,
+        )
+
+    def _content(self, row: Mapping[str, Any], without: set[int]) -> bytes:
+        participants = []
+        for found in self.index.rows("updates", "round = ?", row["round"]):
+            update = fields("updates", found)
+            if update["client"] not in without:
+                name = self.index.one("clients", "id = ?", update["client"])[1]
+                participants.append(
+                    (
+                        str(name),
+                        update["share"],
+                        update["keep_probability"],
+                        update["array"],
+                    )
+                )
+        return content_of(
+            row["round"],
+            row["removed_share"],
+            row["use"],
+            row["step"],
+            sorted(participants),
+        )
+
+    def _relink(self, change: Change) -> bytes:
+        """Write the chain anew over all rounds and return its end."""
+        chain = self._genesis()
+        for row in self._round_rows():
+            chain = link(chain, row["content"])
+            if row["chain"] != chain:
+                change.replace("rounds", {**row, "chain": chain})
+        return chain
+
+    def _genesis(self) -> bytes:
+        settings = self._settings
+        return genesis(
+            settings.layout.to_json(),
+            settings.update_dtype,
+            settings.step_dtype,
+            settings.aggregation,
+            self._initial,
+        )
+
+
+def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
+    """Write the index and the initial model of a new ledger."""
+    layout = settings.layout
+    buffers = require_buffers(initial.buffers, layout)
+    info = arrays.write_model(folder / ARRAYS, layout, initial.params.flat, buffers)
+    arrays.sync_folder(folder / ARRAYS)
+    index = Index(folder / INDEX, write=True, create=True)
+    try:
+        with index.writing():
+            index.create_tables()
+            text = layout.to_json()
+            dtypes = (settings.update_dtype, settings.step_dtype)
+            index.put("arrays", (info.digest, info.num_bytes, info.checksums))
+            rest = (settings.aggregation, settings.sums_every, info.digest)
+            index.put("ledger", (1, FORMAT, text, *dtypes, *rest))
+            chain = genesis(text, *dtypes, settings.aggregation, info.digest)
+            index.put_head(chain, info.digest, 0)
+    finally:
+        index.close()
+    arrays.sync_folder(folder)

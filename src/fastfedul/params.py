@@ -1,0 +1,233 @@
+"""Model parameters: named arrays over one flat float32 vector, and arithmetic on it.
+
+Sums are taken block by block in a fixed order, so that a number never depends on how
+many threads the linear algebra library happens to use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError
+
+Flat = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+
+FLOAT_DTYPES = ("float16", "float32", "float64")
+_SUM_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Name, shape and original dtype of one parameter array."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named array lies in the flat vector, in the order given."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.ArrayLike]) -> Layout:
+        """Return the layout of these arrays.
+
+        Raises:
+            InvalidInputError: If there is no array or one is not of a float dtype.
+        """
+        if not arrays:
+            raise InvalidInputError("a model needs at least one parameter array")
+        slots = []
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            if array.dtype.name not in FLOAT_DTYPES:
+                raise InvalidInputError(
+                    f"parameter {name!r} has dtype {array.dtype}; parameters are "
+                    "float16, float32 or float64, anything else is a buffer"
+                )
+            slots.append(Slot(name, array.shape, array.dtype.name))
+        layout = cls(tuple(slots))
+        if layout.size == 0:
+            raise InvalidInputError("the parameter arrays hold no value at all")
+        return layout
+
+    @cached_property
+    def size(self) -> int:
+        """Number of values of the flat vector."""
+        return sum(slot.size for slot in self.slots)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[Slot, int]]:
+        places, start = {}, 0
+        for slot in self.slots:
+            places[slot.name] = (slot, start)
+            start += slot.size
+        return places
+
+    def place(self, name: str) -> tuple[Slot, int]:
+        """Return the slot of a name and the offset of its first value."""
+        return self._places[name]
+
+    def flatten(self, arrays: Mapping[str, npt.ArrayLike]) -> Flat:
+        """Return the arrays as one new flat float32 vector.
+
+        Raises:
+            InvalidInputError: If a name is missing or unknown, or a shape is wrong.
+        """
+        if set(arrays) != set(self._places):
+            wrong = sorted(set(arrays) ^ set(self._places))
+            raise InvalidInputError(
+                f"parameter names differ from the ledger's: {', '.join(wrong[:5])}"
+            )
+        flat = np.empty(self.size, np.float32)
+        for name, (slot, start) in self._places.items():
+            array = np.asarray(arrays[name])
+            if array.shape != slot.shape:
+                raise InvalidInputError(
+                    f"parameter {name!r} has shape {array.shape}, not {slot.shape}"
+                )
+            if array.dtype.name not in FLOAT_DTYPES:
+                raise InvalidInputError(
+                    f"parameter {name!r} has dtype {array.dtype}, not {slot.dtype}"
+                )
+            # A float64 value too large for float32 becomes infinite and is refused
+            # where finite values are required.
+            with np.errstate(over="ignore"):
+                flat[start : start + slot.size] = array.reshape(-1)
+        return flat
+
+    def to_json(self) -> str:
+        """Return the layout as canonical JSON text."""
+        rows = [[slot.name, list(slot.shape), slot.dtype] for slot in self.slots]
+        return json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """Return the layout that `to_json` wrote."""
+        rows = json.loads(text)
+        return cls(tuple(Slot(name, tuple(shape), dt) for name, shape, dt in rows))
+
+
+class Params(Mapping[str, Array]):
+    """Named arrays that are read-only views of one flat float32 vector."""
+
+    __slots__ = ("flat", "layout")
+
+    def __init__(self, layout: Layout, flat: Flat) -> None:
+        if flat.shape != (layout.size,) or flat.dtype != np.float32:
+            raise InvalidInputError(
+                f"the flat vector must be float32 of length {layout.size}, "
+                f"not {flat.dtype} of shape {flat.shape}"
+            )
+        view = flat.view()
+        view.flags.writeable = False
+        self.layout = layout
+        self.flat: Flat = view
+
+    @classmethod
+    def of(
+        cls, arrays: Mapping[str, npt.ArrayLike], layout: Layout | None = None
+    ) -> Params:
+        """Return the arrays as parameters, checked against a layout if one is given.
+
+        >>> Params.of({"w": np.array([[1.0, 2.0]]), "b": np.zeros(1)}).flat
+        array([1., 2., 0.], dtype=float32)
+        """
+        layout = layout or Layout.of(arrays)
+        return cls(layout, layout.flatten(arrays))
+
+    @classmethod
+    def zeros(cls, layout: Layout) -> Params:
+        """Return parameters that are all zero."""
+        return cls(layout, np.zeros(layout.size, np.float32))
+
+    def __getitem__(self, name: str) -> Array:
+        slot, start = self.layout.place(name)
+        return self.flat[start : start + slot.size].reshape(slot.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return (slot.name for slot in self.layout.slots)
+
+    def __len__(self) -> int:
+        return len(self.layout.slots)
+
+    def exported(self) -> dict[str, Array]:
+        """Return the arrays as copies in the dtypes the model came with."""
+        return {s.name: self[s.name].astype(s.dtype) for s in self.layout.slots}
+
+
+def add(left: Params, right: Params) -> Params:
+    """Return the sum, value by value."""
+    return Params(left.layout, left.flat + right.flat)
+
+
+def subtract(left: Params, right: Params) -> Params:
+    """Return left minus right, value by value."""
+    return Params(left.layout, left.flat - right.flat)
+
+
+def scale(params: Params, factor: float) -> Params:
+    """Return the parameters times a number."""
+    return Params(params.layout, params.flat * np.float32(factor))
+
+
+def weighted_sum(vectors: Sequence[Flat], weights: Sequence[float]) -> Flat:
+    """Return the weighted sum of at least one vector, added in the order given."""
+    total = vectors[0] * np.float32(weights[0])
+    scratch = np.empty_like(total)
+    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
+        np.multiply(vector, np.float32(weight), out=scratch)
+        total += scratch
+    return total
+
+
+def dot(left: Flat, right: Flat) -> float:
+    """Return the inner product; infinite or NaN only if a value or the result is.
+
+    >>> dot(np.float32([1e30, 2]), np.float32([1e30, 3])) > 9e59
+    True
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = _blockwise_dot(left, right)
+        if not math.isfinite(result):
+            result = sum(
+                float(
+                    np.dot(
+                        left[i : i + _SUM_BLOCK].astype(np.float64),
+                        right[i : i + _SUM_BLOCK].astype(np.float64),
+                    )
+                )
+                for i in range(0, left.size, _SUM_BLOCK)
+            )
+    return result
+
+
+def _blockwise_dot(left: Flat, right: Flat) -> float:
+    whole = left.size // _SUM_BLOCK * _SUM_BLOCK
+    rows = np.vecdot(
+        left[:whole].reshape(-1, _SUM_BLOCK), right[:whole].reshape(-1, _SUM_BLOCK)
+    )
+    rest = np.vecdot(left[whole:], right[whole:])
+    return float(rows.sum(dtype=np.float64) + np.float64(rest))
+
+
+def norm(vector: Flat) -> float:
+    """Return the Euclidean norm."""
+    return math.sqrt(dot(vector, vector))

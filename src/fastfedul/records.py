@@ -1,0 +1,192 @@
+"""The records that flow between the stages; all frozen, none knows a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fastfedul.params import Array, Flat, Params
+
+ClientId = str
+KeepUse = Literal["store", "aggregate"]
+StorageDtype = Literal["float32", "bfloat16", "float16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole model: parameters that are learned, and buffers that are carried along.
+
+    Attributes:
+        params: What updates, norms and removal are about.
+        buffers: Batch-norm statistics, counters and the like, in their own dtypes.
+    """
+
+    params: Params
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUpdate:
+    """What one client contributed to one round.
+
+    Attributes:
+        client: Stable identity of the data owner, never a transport address.
+        share: Share among all participants; the shares of a round sum to 1.
+        delta: Local minus global parameters, or None when nobody has it any more.
+        keep_probability: Probability with which the update was to be kept.
+        kept: Whether the ledger stores the update.
+    """
+
+    client: ClientId
+    share: float
+    delta: Params | None
+    keep_probability: float = 1.0
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of training, as the server saw it.
+
+    Attributes:
+        index: Number of the round, from 0 without gaps.
+        updates: Every participant, whether its update is kept or not.
+        step: What the server added to the model; None means the weighted mean.
+        buffers: Buffers of the model after the round; None means unchanged.
+        use: `store`: everybody was aggregated with its share. `aggregate`: only the
+            kept updates were, each with its share divided by its probability.
+    """
+
+    index: int
+    updates: tuple[ClientUpdate, ...]
+    step: Params | None = None
+    buffers: Mapping[str, Array] | None = None
+    use: KeepUse = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEntry:
+    """What a ledger knows of a round without reading an array.
+
+    Attributes:
+        index: Number of the round.
+        num_updates: Participants that are still part of the history.
+        removed_share: Share of the erased clients among the original participants.
+        use: As in `Round`.
+        step_norm: Euclidean norm of the step.
+        previous_product: Inner product of the step with the step before; 0 at first.
+    """
+
+    index: int
+    num_updates: int
+    removed_share: float
+    use: KeepUse
+    step_norm: float
+    previous_product: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateEntry:
+    """What a ledger knows of one client's part in one round without its array.
+
+    Attributes:
+        round: Number of the round.
+        client: Who it was.
+        share: Share among the original participants, erased ones included.
+        keep_probability: Probability with which the update was to be kept.
+        kept: Whether the update is stored.
+        entered: Whether the update went into the model.
+        norm: Euclidean norm of the update; NaN when the server never had it.
+        step_product: Inner product with the round's step; None when not known.
+    """
+
+    round: int
+    client: ClientId
+    share: float
+    keep_probability: float
+    kept: bool
+    entered: bool
+    norm: float
+    step_product: float | None
+
+    @property
+    def weight(self) -> float:
+        """Weight of a kept update: its share over its probability; 0 if dropped."""
+        return self.share / self.keep_probability if self.kept else 0.0
+
+
+ClientState = Literal["active", "forgotten", "erased"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEntry:
+    """What a ledger knows of a client.
+
+    Attributes:
+        client: Its name.
+        state: `active`; `forgotten`: out of the model, history kept; `erased`: also
+            out of the history.
+        num_updates: Rounds it took part in that are still in the history.
+        forgotten_at: Number of rounds recorded when it was forgotten.
+    """
+
+    client: ClientId
+    state: ClientState
+    num_updates: int
+    forgotten_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRef:
+    """Names one stored vector: the step of a round, or one client's update in it."""
+
+    round: int
+    client: ClientId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Linear combinations of stored vectors, from one pass over them.
+
+    Attributes:
+        sums: One row per row of coefficients.
+        products: Inner products of the pairs that were asked for.
+        bytes_read: Bytes read from memory or disk.
+    """
+
+    sums: Array
+    products: tuple[float, ...]
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSums:
+    """What a client accumulated over all its updates, kept or not.
+
+    Attributes:
+        weighted: Sum of share times update, with the original shares.
+        squared: Sum of share times squared update, value by value.
+        num_unseen: Updates missing from both because the server never had them.
+    """
+
+    weighted: Flat
+    squared: Flat
+    num_unseen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of the log of what was forgotten.
+
+    Attributes:
+        time: When, in UTC, ISO 8601.
+        kind: `forget`, `erase`, or `forget and erase`.
+        clients: Whom.
+        details: Method, settings, rounds, coverage and digests, as JSON values.
+    """
+
+    time: str
+    kind: str
+    clients: tuple[ClientId, ...]
+    details: Mapping[str, object]

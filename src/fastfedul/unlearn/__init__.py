@@ -1,0 +1,1 @@
+"""Stage 4: one file per method, one call for all."""
