@@ -12,7 +12,7 @@ setup: .venv/.installed
 	@touch $@
 
 demo: setup
-	$(BIN)/python -m fastfedul demo
+	$(BIN)/python examples/digits_numpy.py
 
 check: setup
 	$(BIN)/ruff check .

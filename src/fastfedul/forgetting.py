@@ -33,10 +33,17 @@ def forget(
     names = _checked(ledger, clients)
     method = method or FastFedUL()
     result = method(UnlearnRequest(ledger, frozenset(names)))
-    ledger.commit_forgetting(
-        names, result.delta.flat, describe(method, result), erase=erase
-    )
+    commit(ledger, method, result, erase=erase)
     return result
+
+
+def commit(
+    ledger: WritableLedger, method: FastFedUL, result: UnlearnResult, *, erase: bool
+) -> None:
+    """Make a result the ledger's current model and bar its clients."""
+    ledger.commit_forgetting(
+        result.clients, result.delta.flat, describe(method, result), erase=erase
+    )
 
 
 def erase(ledger: WritableLedger, clients: Iterable[ClientId]) -> tuple[ClientId, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -168,8 +169,10 @@ def require_known(ledger: Ledger, clients: Sequence[ClientId]) -> None:
     known = ledger.clients()
     for client in clients:
         if client not in known:
+            near = difflib.get_close_matches(client, known, n=1)
+            hint = f"; did you mean {near[0]!r:.80}?" if near else ""
             raise UnknownClientError(
-                f"no client is called {client!r:.80} in this ledger"
+                f"no client is called {client!r:.80} in this ledger{hint}"
             )
 
 

@@ -1,0 +1,226 @@
+"""`fastfedul forget`: take clients out of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_facts,
+    print_json,
+    show_bytes,
+    show_name,
+    show_seconds,
+    warn,
+)
+from fastfedul.errors import InvalidInputError
+from fastfedul.forgetting import commit, erase
+from fastfedul.history.ledger import require_known
+from fastfedul.history.model_files import model_written
+from fastfedul.history.reading import LedgerReader
+from fastfedul.history.storage import DiskLedger
+from fastfedul.params import norm
+from fastfedul.records import ClientId, Model
+from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+
+NOT_A_SAMPLE = (
+    "single samples cannot be forgotten: the server only ever saw a client's update as "
+    "a whole; forget the client, and let it join again under another name once it has "
+    "dropped the samples"
+)
+
+
+def forget_clients(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH"),
+    ],
+    clients: Annotated[
+        list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
+    ],
+    damping: Annotated[
+        float,
+        typer.Option(
+            help="How much of the clients' influence a round of the others' training "
+            "is taken to undo by itself, 0 to 1. More keeps accuracy, less removes "
+            "more. It is minus the paper's alpha."
+        ),
+    ] = 0.07,
+    alternate: Annotated[
+        bool, typer.Option(help="Damp every other round only (Fast-FedUL-3).")
+    ] = False,
+    minimum_coverage: Annotated[
+        float,
+        typer.Option(help="Refuse if less of a client's share in the model was kept."),
+    ] = 0.2,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Change nothing in the ledger; --out is still written."
+        ),
+    ] = False,
+    erase_history: Annotated[
+        bool,
+        typer.Option(
+            "--erase/--keep-history",
+            help="Also rewrite the history as if the clients had never been there, and "
+            "remove their updates from the disk.",
+        ),
+    ] = False,
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Write the cleaned model to this .safetensors file."
+        ),
+    ] = None,
+    sample: Annotated[
+        list[str] | None,
+        typer.Option(help="Not possible; explains why.", hidden=True),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take clients out of the model, without data, training or their help.
+
+    The cleaned model becomes the ledger's current model, and the clients are refused
+    from then on. Their updates stay in the ledger unless you add **--erase**;
+    that can also be done later, with the same command.
+
+    Example: `fastfedul forget my-ledger hospital-7 --out clean.safetensors`
+    """
+    if sample:
+        raise InvalidInputError(NOT_A_SAMPLE)
+    names = tuple(sorted(set(clients)))
+    method = FastFedUL(
+        damping=damping,
+        damped="alternate" if alternate else "all",
+        minimum_coverage=minimum_coverage,
+    )
+    opened = LedgerReader(path) if dry_run else DiskLedger(path)
+    with opened as ledger:
+        require_known(ledger, names)
+        states = {name: ledger.clients()[name].state for name in names}
+        late = [name for name in names if states[name] == "forgotten"]
+        if late and not erase_history:
+            raise InvalidInputError(
+                f"client {late[0]!r:.80} was forgotten before; add --erase to remove "
+                "its history too"
+            )
+        if late and len(late) < len(names):
+            raise InvalidInputError(
+                f"client {late[0]!r:.80} was forgotten before and others were not; "
+                "erase it with a command of its own"
+            )
+        if late:
+            facts = _erase_only(ledger, names, dry_run=dry_run)
+        else:
+            facts = _forget(ledger, names, method, erase_history, out_file)
+        inside = None if dry_run else str(ledger.model_path)
+        facts["model"] = str(out_file) if out_file else inside
+    facts |= {"erased": erase_history and not dry_run, "dry_run": dry_run}
+    if json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def _forget(
+    ledger: LedgerReader,
+    names: Sequence[ClientId],
+    method: FastFedUL,
+    erase_history: bool,
+    out_file: Path | None,
+) -> dict[str, Any]:
+    with err().status("reading the history"):
+        result = method(UnlearnRequest(ledger, frozenset(names)))
+    cleaned = Model(result.params, ledger.final.buffers)
+    writing = model_written(out_file, cleaned) if out_file else nullcontext()
+    with writing:
+        if isinstance(ledger, DiskLedger):
+            with err().status("writing the ledger"):
+                commit(ledger, method, result, erase=erase_history)
+    return _facts(result, method)
+
+
+def _erase_only(
+    ledger: LedgerReader, names: Sequence[ClientId], *, dry_run: bool
+) -> dict[str, Any]:
+    rounds = {update.round for name in names for update in ledger.updates_of(name)}
+    if isinstance(ledger, DiskLedger) and not dry_run:
+        with err().status("rewriting the history"):
+            erase(ledger, names)
+    unknown = ("coverage", "damping", "bound", "lipschitz", "seconds", "bytes_read")
+    return {
+        "clients": list(names),
+        "rounds": len(rounds),
+        "delta_norm": 0.0,
+        "warnings": [],
+        **dict.fromkeys(unknown),
+    }
+
+
+def _facts(result: UnlearnResult, method: FastFedUL) -> dict[str, Any]:
+    return {
+        "clients": list(result.clients),
+        "rounds": result.rounds,
+        "coverage": result.coverage,
+        "coverage_by_client": dict(result.coverage_by_client),
+        "damping": method.damping,
+        "delta_norm": norm(result.delta.flat),
+        "standard_error": result.standard_error,
+        "bound": result.bound.value,
+        "lipschitz": result.bound.lipschitz,
+        "lipschitz_source": result.bound.source,
+        "seconds": result.seconds,
+        "bytes_read": result.bytes_read,
+        "warnings": list(result.warnings),
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    for text in facts["warnings"]:
+        warn(text)
+    names = ", ".join(show_name(name) for name in facts["clients"])
+    rows = [("rounds taken part in", str(facts["rounds"]))]
+    if facts["coverage"] is not None:
+        rows += [
+            ("kept of their share", f"{facts['coverage']:.1%}"),
+            ("damping", f"{facts['damping']:g}"),
+            ("model moved by", f"{facts['delta_norm']:.4g} (Euclidean norm)"),
+            ("standard error", _or_none(facts["standard_error"])),
+            ("bound of Theorem 1", _or_none(facts["bound"]) + _caveat(facts)),
+            ("read", f"{show_bytes(facts['bytes_read'])} in "
+                     f"{show_seconds(facts['seconds'])}"),
+        ]  # fmt: skip
+    rows.append(("model", facts["model"] or "not written"))
+    verb = "Would forget" if facts["dry_run"] else "Forgot"
+    print_facts(f"{verb} {names}", rows)
+    if facts["dry_run"]:
+        note = "Dry run: the ledger is unchanged."
+    elif facts["erased"]:
+        note = "History erased: their updates are gone from this ledger."
+    else:
+        note = (
+            "History kept: their updates are still in the ledger; "
+            "the same command with --erase removes them."
+        )
+    out().print(note, markup=False)
+
+
+def _or_none(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def _caveat(facts: dict[str, Any]) -> str:
+    if facts["bound"] is None:
+        return f" ({facts['lipschitz_source']})"
+    return (
+        f" with K = {facts['lipschitz']:.3g}; loose, and not a guarantee of forgetting"
+    )

@@ -1,0 +1,219 @@
+"""`fastfedul ledger`: look at a ledger, check it, start one from saved models."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_facts,
+    print_json,
+    print_table,
+    progress_bar,
+    show_bytes,
+    show_name,
+)
+from fastfedul.errors import InvalidInputError
+from fastfedul.history.codec import STORAGE_DTYPES
+from fastfedul.history.importing import import_ledger
+from fastfedul.history.index import FORMAT
+from fastfedul.history.reading import LedgerReader
+from fastfedul.history.verification import verify
+
+app = typer.Typer(
+    help="Look at the history of a federation, check it, or start one from files.",
+    no_args_is_help=True,
+)
+
+LedgerPath = Annotated[
+    Path, typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH")
+]
+
+
+@app.command()
+def info(path: LedgerPath, json: JsonFlag = False) -> None:
+    """Show what a ledger holds: rounds, clients, size, and what was forgotten."""
+    with LedgerReader(path) as ledger, ledger.snapshot():
+        clients = ledger.clients().values()
+        states = {
+            state: sum(client.state == state for client in clients)
+            for state in ("active", "forgotten", "erased")
+        }
+        settings = ledger.settings
+        facts: dict[str, Any] = {
+            "path": str(ledger.path),
+            "format": FORMAT,
+            "rounds": ledger.num_rounds,
+            "clients": states,
+            "parameters": settings.layout.size,
+            "arrays": len(settings.layout.slots),
+            "buffers": sorted(ledger.final.buffers),
+            "aggregation": settings.aggregation,
+            "update_dtype": settings.update_dtype,
+            "step_dtype": settings.step_dtype,
+            "bytes": ledger.num_array_bytes(),
+            "chain": ledger.chain.hex(),
+            "model": str(ledger.model_path),
+            "events": [
+                {
+                    "time": event.time,
+                    "kind": event.kind,
+                    "clients": list(event.clients),
+                    "details": dict(event.details),
+                }
+                for event in ledger.events()
+            ],
+        }
+    if json:
+        print_json(facts)
+        return
+    people = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    print_facts(
+        f"Ledger {path}",
+        [
+            ("rounds", str(facts["rounds"])),
+            ("clients", people or "none yet"),
+            ("parameters", f"{facts['parameters']:,} in {facts['arrays']} arrays"),
+            ("aggregation", facts["aggregation"]),
+            (
+                "stored as",
+                f"{settings.update_dtype} updates, {settings.step_dtype} steps",
+            ),
+            ("size", show_bytes(facts["bytes"])),
+            ("chain", facts["chain"]),
+            ("model", facts["model"]),
+        ],
+    )
+    for event in facts["events"]:
+        names = ", ".join(show_name(name) for name in event["clients"])
+        out().print(f"{event['time']}  {event['kind']}: {names}", markup=False)
+
+
+@app.command()
+def clients(path: LedgerPath, json: JsonFlag = False) -> None:
+    """List the clients: rounds, share, how many updates were kept, size of updates."""
+    with LedgerReader(path) as ledger, ledger.snapshot():
+        rows = []
+        for name, entry in ledger.clients().items():
+            updates = ledger.updates_of(name)
+            norms = [update.norm for update in updates if not math.isnan(update.norm)]
+            rows.append(
+                {
+                    "client": name,
+                    "state": entry.state,
+                    "rounds": len(updates),
+                    "share": _mean([update.share for update in updates]),
+                    "kept": sum(update.kept for update in updates),
+                    "norm": _mean(norms),
+                }
+            )
+    if json:
+        print_json({"clients": rows})
+        return
+    print_table(
+        f"Clients of {path}",
+        ["client", "state", "rounds", "mean share", "updates kept", "mean norm"],
+        [
+            [
+                show_name(cast(str, row["client"])),
+                str(row["state"]),
+                str(row["rounds"]),
+                _number(row["share"]),
+                str(row["kept"]),
+                _number(row["norm"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command("verify")
+def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
+    """Check every byte against its digest; exit code 1 and the place if damaged."""
+    with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
+        found = verify(ledger, progress)
+    if json:
+        print_json(
+            {
+                "ok": not found.problems,
+                "problems": list(found.problems),
+                "rounds": found.num_rounds,
+                "files": found.num_files,
+                "bytes": found.num_bytes,
+                "strays": found.num_strays,
+                "chain": found.chain,
+            }
+        )
+    elif not found.problems:
+        out().print(
+            f"intact: {found.num_rounds} rounds, {found.num_files} files, "
+            f"{show_bytes(found.num_bytes)}; the chain ends in {found.chain}",
+            soft_wrap=True,
+        )
+        if found.num_strays:
+            err().print(
+                f"{found.num_strays} files of an interrupted writer will be removed "
+                "by the next one"
+            )
+    for problem in found.problems:
+        err().print(f"[red]damaged:[/red] {problem}", soft_wrap=True, markup=not json)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@app.command("import")
+def import_models(
+    folder: Annotated[Path, typer.Argument(help="Folder with the saved models.")],
+    out_path: Annotated[
+        Path, typer.Argument(help="Where the new ledger goes.", metavar="OUT")
+    ],
+    aggregation: Annotated[
+        str, typer.Option(help="mean, median or trimmed-mean:FRACTION.")
+    ] = "mean",
+    store: Annotated[
+        str, typer.Option(help=f"How to store updates: {', '.join(STORAGE_DTYPES)}.")
+    ] = "float32",
+    buffer: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of an array that is not learned; may be repeated."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Start a ledger from models saved round by round while training.
+
+    FOLDER holds `global/0.safetensors`, `global/1.safetensors` and so on (the server's
+    model before each round, and the last one); `clients/0/NAME.safetensors` and so on
+    (each participant's model after its training in that round); and, if clients count
+    by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}. Files may also be .npz.
+    """
+    if store not in STORAGE_DTYPES:
+        raise InvalidInputError(
+            f"--store is {', '.join(STORAGE_DTYPES)}, not {store!r:.40}"
+        )
+    with progress_bar("importing rounds") as progress:
+        rounds = import_ledger(
+            folder,
+            out_path,
+            aggregation=aggregation,
+            update_dtype=store,
+            buffers=frozenset(buffer or ()),
+            progress=progress,
+        )
+    if json:
+        print_json({"path": str(out_path), "rounds": rounds})
+    else:
+        out().print(f"{rounds} rounds imported to {out_path}", markup=False)
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-"

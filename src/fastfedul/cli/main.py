@@ -1,0 +1,68 @@
+"""Entry point: mounts the verbs and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fastfedul.cli import forget, ledger
+from fastfedul.cli.output import err
+from fastfedul.errors import FastFedULError
+
+app = typer.Typer(
+    name="fastfedul",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(ledger.app, name="ledger")
+app.command("forget")(forget.forget_clients)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fastfedul {version('fastfedul')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and stop.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Take a client back out of a federated model, without data and without training.
+
+    A **ledger** remembers what every client contributed to every round.
+    **forget** reads it, estimates what the model would be without a client,
+    and makes that the current model. It is an estimate: each result says how much of
+    the client's history it could use, and nothing here certifies that a model has
+    forgotten.
+
+    Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
+    wrong usage; 130 interrupted.
+    """
+
+
+def run() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except FastFedULError as error:
+        text = " ".join(str(error).split("\n"))
+        err().print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err().print("interrupted; nothing is left half done")
+        sys.exit(130)

@@ -1,0 +1,230 @@
+"""`fastfedul forget` and `fastfedul ledger`, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+
+NAMES = ("ann", "bob", "cyd")
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
+    return found
+
+
+def one_line(found: subprocess.CompletedProcess[str]) -> str:
+    [line] = found.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Four rounds of three clients; `cyd` stays away from the last one."""
+    rng = np.random.default_rng(5)
+    start = Params.of(
+        {
+            "layer.weight": rng.standard_normal((6, 4)).astype(np.float32),
+            "layer.bias": np.zeros(4),
+        }
+    )
+    buffers = {"seen": np.array(7)}
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(start, buffers)) as made:
+        for index in range(4):
+            names = NAMES if index < 3 else NAMES[:2]
+            updates = tuple(
+                ClientUpdate(
+                    name,
+                    1 / len(names),
+                    Params(start.layout, rng.standard_normal(28).astype(np.float32)),
+                )
+                for name in names
+            )
+            made.append(Round(index, updates))
+    return path
+
+
+def model_of(path: Path) -> np.ndarray:
+    with LedgerReader(path) as ledger:
+        return np.array(ledger.final.params.flat)
+
+
+def test_json_has_what_scripts_need(ledger: Path, tmp_path: Path) -> None:
+    out = tmp_path / "clean.safetensors"
+    before = model_of(ledger)
+    found = run_json("forget", ledger, "cyd", "--damping", 0.1, "--out", out)
+    assert found["clients"] == ["cyd"]
+    assert found["rounds"] == 3
+    assert found["coverage"] == 1
+    assert found["damping"] == 0.1
+    assert found["bound"] > 0
+    assert found["lipschitz"] > 0
+    assert found["seconds"] > 0
+    assert found["bytes_read"] == 4 * 28 * (3 + 3 + 1)
+    assert found["model"] == str(out)
+    after = model_of(ledger)
+    assert found["delta_norm"] == pytest.approx(np.linalg.norm(after - before))
+    assert found["delta_norm"] > 0
+
+
+def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
+    ledger: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "clean.safetensors"
+    run("forget", ledger, "cyd", "--out", out)
+    arrays = load_file(out)
+    assert arrays["layer.weight"].shape == (6, 4)
+    assert arrays["layer.weight"].dtype == np.float32
+    assert arrays["layer.bias"].dtype == np.float64
+    assert arrays["seen"] == 7
+    flat = np.concatenate([arrays["layer.weight"].ravel(), arrays["layer.bias"]])
+    np.testing.assert_allclose(flat, model_of(ledger), rtol=1e-6)
+
+
+def test_a_dry_run_leaves_the_ledger_alone_but_writes_the_model(
+    ledger: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "try.safetensors"
+    files = sorted(ledger.rglob("*"))
+    content = (ledger / "index.sqlite").read_bytes()
+    tried = run_json("forget", ledger, "ann", "--dry-run", "--out", out)
+    assert tried["dry_run"] is True
+    assert sorted(ledger.rglob("*")) == files
+    assert (ledger / "index.sqlite").read_bytes() == content
+    real = tmp_path / "real.safetensors"
+    run("forget", ledger, "ann", "--out", real)
+    np.testing.assert_array_equal(
+        load_file(out)["layer.weight"], load_file(real)["layer.weight"]
+    )
+
+
+def test_the_default_keeps_the_history_and_says_so(ledger: Path) -> None:
+    shown = run("forget", ledger, "ann")
+    assert "History kept" in shown.stdout
+    assert "not a guarantee" in " ".join(shown.stdout.split())
+    listed = run_json("ledger", "clients", ledger)["clients"]
+    assert listed[0]["state"] == "forgotten"
+    assert listed[0]["kept"] == 4
+
+
+def test_erasing_can_be_done_at_once_or_later(ledger: Path) -> None:
+    run("forget", ledger, "ann")
+    cleaned = model_of(ledger)
+    again = one_line(run("forget", ledger, "ann", code=1))
+    assert "--erase" in again
+    found = run_json("forget", ledger, "ann", "--erase")
+    assert found["erased"] is True
+    np.testing.assert_array_equal(model_of(ledger), cleaned)
+    run_json("forget", ledger, "bob", "--erase")
+    listed = run_json("ledger", "clients", ledger)["clients"]
+    assert [row["state"] for row in listed] == ["erased", "erased", "active"]
+    assert [row["rounds"] for row in listed] == [0, 0, 3]
+    assert run_json("ledger", "verify", ledger)["ok"] is True
+    events = run_json("ledger", "info", ledger)["events"]
+    assert [event["kind"] for event in events] == [
+        "forget",
+        "erase",
+        "forget and erase",
+    ]
+
+
+def test_a_run_folder_will_do_in_place_of_its_ledger(
+    ledger: Path, tmp_path: Path
+) -> None:
+    assert run_json("ledger", "info", tmp_path)["path"] == str(ledger)
+    assert run_json("forget", tmp_path, "ann", "--dry-run")["rounds"] == 4
+
+
+def test_bad_requests_get_one_line_that_says_what_to_do(
+    ledger: Path, tmp_path: Path
+) -> None:
+    before = model_of(ledger)
+    assert "did you mean 'ann'" in one_line(run("forget", ledger, "anne", code=1))
+    assert "samples" in one_line(run("forget", ledger, "ann", "--sample", 3, code=1))
+    assert "0 to 1" in one_line(run("forget", ledger, "ann", "--damping", 2, code=1))
+    nowhere = tmp_path / "no" / "such" / "place.safetensors"
+    assert "cannot write" in one_line(
+        run("forget", ledger, "ann", "--out", nowhere, code=1)
+    )
+    assert "nothing at" in one_line(run("forget", tmp_path / "none", "ann", code=1))
+    assert "not a ledger" in one_line(run("forget", ledger / "arrays", "a", code=1))
+    run("forget", ledger, "ann", "--damping", "much", code=2)
+    run("forget", ledger, code=2)
+    np.testing.assert_array_equal(model_of(ledger), before)
+    listed = run_json("ledger", "clients", ledger)["clients"]
+    assert {row["state"] for row in listed} == {"active"}
+
+
+def test_a_second_writer_is_told_who_is_writing(ledger: Path) -> None:
+    with DiskLedger(ledger):
+        assert "is writing to" in one_line(run("forget", ledger, "ann", code=1))
+        assert run_json("forget", ledger, "ann", "--dry-run")["rounds"] == 4
+
+
+def test_verify_names_the_place_and_exits_with_1(ledger: Path) -> None:
+    with LedgerReader(ledger) as reader:
+        [row] = [
+            row
+            for row in reader.index.rows("updates", "round = 2")
+            if row[0] == reader._client_row("bob")["id"]  # type: ignore[index]
+        ]
+    digest = row[4]
+    assert isinstance(digest, bytes)
+    file = ledger / "arrays" / f"{digest.hex()}.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    found = run_json("ledger", "verify", ledger, code=1)
+    assert found["ok"] is False
+    assert "round 2, client 'bob'" in found["problems"][0]
+    assert "round 2, client 'bob'" in run("ledger", "verify", ledger, code=1).stderr
+    assert "round 2, client 'bob'" in one_line(run("forget", ledger, "bob", code=1))
+    assert run_json("forget", ledger, "ann", "--dry-run")["coverage"] == 1
+
+
+def test_strange_client_names_are_printed_harmlessly(tmp_path: Path) -> None:
+    start = Params.of({"w": np.zeros(3, np.float32)})
+    names = ["../../etc/passwd", "a\nb\x1b[31m", "[bold]x[/bold]", "😀" * 100]
+    with DiskLedger.create(tmp_path / "ledger", Model(start)) as made:
+        updates = tuple(
+            ClientUpdate(name, 0.25, Params(start.layout, np.ones(3, np.float32) * i))
+            for i, name in enumerate(names)
+        )
+        made.append(Round(0, updates))
+    shown = run("ledger", "clients", tmp_path).stdout
+    assert "[bold]x[/bold]" in shown
+    assert "\x1b[31m" not in shown
+    listed = run_json("ledger", "clients", tmp_path)["clients"]
+    assert sorted(row["client"] for row in listed) == sorted(names)
+    for name in names[:3]:
+        assert run_json("forget", tmp_path, name)["rounds"] == 1
+
+
+def test_help_and_version() -> None:
+    assert "Exit codes" in run("--help").stdout
+    assert run("--version").stdout.startswith("fastfedul ")
+    assert "Whom to forget" in run("forget", "--help").stdout
+    run("frget", code=2)
