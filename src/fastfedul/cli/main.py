@@ -63,6 +63,3 @@ def run() -> None:
         text = " ".join(str(error).split("\n"))
         err().print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        err().print("interrupted; nothing is left half done")
-        sys.exit(130)

@@ -60,6 +60,8 @@ def import_ledger(
     if out.exists():
         raise InvalidInputError(f"{out} exists already; choose another folder")
     model = read_model(models[0], buffers=buffers)
+    # An import that was killed leaves this behind; it has never been a ledger.
+    shutil.rmtree(building, ignore_errors=True)
     try:
         with DiskLedger.create(
             building,

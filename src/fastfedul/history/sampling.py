@@ -62,34 +62,46 @@ class Keep:
         5
         """
         policy, _, budget = text.partition(":")
-        if policy not in POLICIES or (budget and not budget.isdecimal()):
+        whole = budget.isascii() and budget.isdecimal() and len(budget) < 10
+        if policy not in POLICIES or (budget and not whole):
             raise InvalidInputError(
-                f"cannot read the policy {text!r}; write all, optimal:5, top:5 "
+                f"cannot read the policy {text!r:.40}; write all, optimal:5, top:5 "
                 "or uniform:5"
             )
         return cls(policy, int(budget) if budget else None, use, seed)
 
     def __call__(self, round_: Round) -> Round:
-        """Return the round with every update marked as kept or not."""
-        size = len(round_.updates)
-        if self.policy == "all" or size == 0:
-            return replace(round_, use=self.use)
-        magnitudes = np.array(
-            [u.share * (norm(u.delta.flat) if u.delta else 0) for u in round_.updates]
-        )
-        assert self.budget is not None
-        rng = stream(self.seed, "keep", round_.index)
-        probabilities, kept = self._draw(magnitudes, min(self.budget, size), rng)
+        """Return the round with every update marked as kept or not.
+
+        The updates come back sorted by client: what is drawn for whom must not depend
+        on the order in which they arrived.
+        """
+        ordered = sorted(round_.updates, key=lambda update: update.client)
+        sizes = [1.0] * len(ordered)
+        if self.policy not in ("all", "uniform"):
+            sizes = [u.share * (norm(u.delta.flat) if u.delta else 0) for u in ordered]
+        probabilities, kept = self.choose(np.array(sizes), round_.index)
         updates = tuple(
             replace(u, keep_probability=float(p), kept=bool(k) and u.delta is not None)
-            for u, p, k in zip(round_.updates, probabilities, kept, strict=True)
+            for u, p, k in zip(ordered, probabilities, kept, strict=True)
         )
         return replace(round_, updates=updates, use=self.use)
 
-    def _draw(
-        self, magnitudes: Floats, budget: int, rng: np.random.Generator
+    def choose(
+        self, magnitudes: Floats, index: int
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Return probabilities and what is kept of a round.
+
+        Args:
+            magnitudes: Share times norm of each update, sorted by client.
+            index: Number of the round.
+        """
         size = len(magnitudes)
+        if self.policy == "all" or size == 0:
+            return np.ones(size), np.ones(size, bool)
+        assert self.budget is not None
+        budget = min(self.budget, size)
+        rng = stream(self.seed, "keep", index)
         if self.policy == "optimal":
             probabilities = optimal_probabilities(magnitudes, budget)
             return probabilities, rng.random(size) < probabilities
@@ -130,8 +142,7 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: int) -> Floats:
         rest = (budget - num_positive) / max(1, sizes.size - num_positive)
         return np.where(positive, 1.0, rest)
     probabilities = np.zeros(sizes.size)
-    # Dividing by the largest first keeps sums of tiny or huge magnitudes in range.
-    probabilities[positive] = _water_fill(sizes[positive] / sizes.max(), budget)
+    probabilities[positive] = _water_fill(sizes[positive], budget)
     return probabilities
 
 
@@ -139,14 +150,17 @@ def _water_fill(sizes: Floats, budget: int) -> Floats:
     """Solve for magnitudes above zero, more of them than the budget."""
     order = np.argsort(sizes, kind="stable")
     ascending = sizes[order]
-    sums = np.cumsum(ascending)
+    # Sum of the l smallest over the l-th, without sums that could over- or underflow.
+    sums = np.ones(sizes.size)
+    for i in range(1, sizes.size):
+        sums[i] += sums[i - 1] * (ascending[i - 1] / ascending[i])
     counts = np.arange(1, sizes.size + 1)
     # With l updates below 1, the other size - l are certain and the l share the rest.
     left = budget - (sizes.size - counts)
-    fits = (left > 0) & (left * ascending <= sums * (1 + 1e-12))
-    below = int(counts[fits].max())
+    below = int(counts[(left > 0) & (left <= sums * (1 + 1e-12))].max())
     probabilities = np.ones(sizes.size)
+    relative = ascending[:below] / ascending[below - 1]
     probabilities[order[:below]] = np.minimum(
-        1.0, left[below - 1] * ascending[:below] / sums[below - 1]
+        1.0, left[below - 1] * relative / sums[below - 1]
     )
     return probabilities

@@ -79,11 +79,13 @@ class DiskLedger(LedgerWriter):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise LedgerError(f"{folder} exists already; choose another folder")
         building = folder.with_name(f".{folder.name}.creating-{os.getpid()}")
+        new = [parent for parent in folder.absolute().parents if not parent.exists()]
         try:
             (building / ARRAYS).mkdir(parents=True)
             _fill(building, initial, settings)
             building.replace(folder)
-            arrays.sync_folder(folder.absolute().parent)
+            for changed in (folder.absolute(), *new):
+                arrays.sync_folder(changed.parent)
         except OSError as error:
             shutil.rmtree(building, ignore_errors=True)
             raise explain(error, folder, "the new ledger") from None

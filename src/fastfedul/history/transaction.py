@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,14 @@ class Change:
 
     def store(self, jobs: Sequence[Job]) -> list[bytes]:
         """Write files, several at a time; return their digests."""
-        futures = [self._pool.submit(job) for job in jobs]
+        return self.stored(self.submit(jobs))
+
+    def submit(self, jobs: Sequence[Job]) -> list[Future[arrays.ArrayInfo]]:
+        """Start writing files; `stored` must be called with what this returns."""
+        return [self._pool.submit(job) for job in jobs]
+
+    def stored(self, futures: Sequence[Future[arrays.ArrayInfo]]) -> list[bytes]:
+        """Wait for files and return their digests."""
         failures = [future.exception() for future in futures]
         infos = [
             f.result() for f, bad in zip(futures, failures, strict=True) if not bad

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,20 +182,33 @@ class LedgerWriter(LedgerReader):
         recent = {
             update[0] for update in self.index.rows("updates", "round >= ?", since)
         }
-        for row in self.index.rows("clients"):
-            client = fields("clients", row)
-            if client["id"] not in recent:
-                continue
-            sources = self._sum_sources(client)
-            sums = accumulate(self._arrays, size, sources)
-            digests = change.store([change.vector_job(s, "float32") for s in sums])
-            change.release(client["weighted"], client["squared"])
-            client["weighted"], client["squared"] = digests
-            client["sums_through"] = through
-            change.replace("clients", client)
+        clients = [fields("clients", row) for row in self.index.rows("clients")]
+        waiting: list[tuple[dict[str, Any], list[Future[arrays.ArrayInfo]]]] = []
+        for client in clients:
+            if client["id"] in recent:
+                sums = accumulate(self._arrays, size, self._sum_sources(client))
+                jobs = [change.vector_job(flat, "float32") for flat in sums]
+                waiting.append((client, change.submit(jobs)))
+            # While sums are being written the next ones are computed, but only so
+            # many that memory stays bounded.
+            while waiting and (len(waiting) > 2 or client is clients[-1]):
+                self._replace_sums(change, *waiting.pop(0), through)
         change.release(*(row[2] for row in self.index.rows("pending")))
         self.index.delete("pending", "1")
         change.head["sums_through"] = through
+
+    def _replace_sums(
+        self,
+        change: Change,
+        client: dict[str, Any],
+        written: list[Future[arrays.ArrayInfo]],
+        through: int,
+    ) -> None:
+        digests = change.stored(written)
+        change.release(client["weighted"], client["squared"])
+        client["weighted"], client["squared"] = digests
+        client["sums_through"] = through
+        change.replace("clients", client)
 
     def _client_row(self, client: ClientId) -> dict[str, Any] | None:
         """Return a client's row, found by the number that only this writer gives."""

@@ -1,0 +1,173 @@
+"""What models say: right answers, attacks that work, how far predictions moved.
+
+Logits have one row per image and one column per class. A row predicts something only
+if its largest value is finite; otherwise, as when a model has diverged, it predicts no
+class: never right, never the attacker's target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.evaluate.intervals import Proportion
+from fastfedul.params import Array
+
+Floats = npt.NDArray[np.float64]
+
+NO_CLASS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionChange:
+    """How predictions for the same images differ between two models.
+
+    Attributes:
+        mean_distance: Mean Euclidean distance of the probability vectors, 0 to the
+            square root of 2; None without images or with a row that predicts nothing.
+        changed: Images whose most likely class is another one.
+    """
+
+    mean_distance: float | None
+    changed: Proportion
+
+
+def accuracy(logits: Array, labels: Array) -> Proportion:
+    """Return how many images are given their label; the first of equal logits counts.
+
+    >>> accuracy(np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 0]))
+    Proportion(successes=1, total=2)
+    """
+    scores = checked_logits(logits)
+    right = predicted_classes(scores) == checked_labels(labels, scores)
+    return Proportion(int(right.sum()), len(right))
+
+
+def attack_success(
+    logits: Array, target_label: int, true_labels: Array | None = None
+) -> Proportion:
+    """Return how many attacked images are taken for the attacker's target.
+
+    Args:
+        logits: Predictions for images that carry the trigger.
+        target_label: The class the attacker wants.
+        true_labels: What the images really show. Those of the target class are left
+            out, since calling them that is no success; without labels all count.
+
+    >>> logits = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    >>> attack_success(logits, 1, np.array([0, 1, 0]))
+    Proportion(successes=1, total=2)
+    """
+    scores = checked_logits(logits)
+    if not 0 <= target_label < scores.shape[1]:
+        raise InvalidInputError(
+            f"target label {target_label} is none of the {scores.shape[1]} classes"
+        )
+    hit = predicted_classes(scores) == target_label
+    if true_labels is not None:
+        hit = hit[checked_labels(true_labels, scores) != target_label]
+    return Proportion(int(hit.sum()), len(hit))
+
+
+def prediction_kl(reference_logits: Array, logits: Array) -> float | None:
+    """Return the mean KL divergence, in nats, from the reference's predictions.
+
+    That is the mean over images of sum p log(p / q), where p is the reference's
+    softmax and q the other's. Infinite if q rules out what p does not; None without
+    images or with a row that predicts nothing.
+    """
+    reference, other = _checked_pair(reference_logits, logits)
+    if not _all_predict(reference, other):
+        return None
+    reference_log, other_log = log_softmax(reference), log_softmax(other)
+    weight = np.exp(reference_log)
+    terms = np.zeros_like(weight)
+    used = weight > 0
+    terms[used] = weight[used] * (reference_log[used] - other_log[used])
+    # Rounding can bring the divergence of almost equal rows just below 0.
+    return float(np.maximum(terms.sum(axis=1), 0.0).mean())
+
+
+def prediction_change(before_logits: Array, after_logits: Array) -> PredictionChange:
+    """Return how the predictions for the same images changed."""
+    before, after = _checked_pair(before_logits, after_logits)
+    changed = predicted_classes(before) != predicted_classes(after)
+    mean_distance = None
+    if _all_predict(before, after):
+        moved = np.exp(log_softmax(after)) - np.exp(log_softmax(before))
+        mean_distance = float(np.sqrt(np.square(moved).sum(axis=1)).mean())
+    return PredictionChange(mean_distance, Proportion(int(changed.sum()), len(changed)))
+
+
+def log_softmax(scores: Floats) -> Floats:
+    """Return the logarithms of the softmax of each row; NaN where it predicts nothing.
+
+    The largest logit is taken out of the sum, so that a certain prediction keeps its
+    tiny loss instead of a rounded 0.
+
+    >>> bool(log_softmax(np.array([[100.0, 0.0]]))[0, 0] < 0)
+    True
+    """
+    best = scores.argmax(axis=1)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        shifted = scores - np.take_along_axis(scores, best, axis=1)
+        others = np.exp(shifted)
+        np.put_along_axis(others, best, 0.0, axis=1)
+        logs: Floats = shifted - np.log1p(others.sum(axis=1, keepdims=True))
+    logs[~predicts(scores)] = np.nan
+    return logs
+
+
+def predicts(scores: Floats) -> npt.NDArray[np.bool_]:
+    """Return for each row whether it predicts a class at all."""
+    largest: Floats = scores.max(axis=1)
+    return np.isfinite(largest)
+
+
+def predicted_classes(scores: Floats) -> npt.NDArray[np.int64]:
+    """Return the most likely class of each row, `NO_CLASS` where there is none."""
+    return np.where(predicts(scores), scores.argmax(axis=1), NO_CLASS)
+
+
+def checked_logits(logits: Array) -> Floats:
+    """Return the logits in float64, refused unless they are images by classes."""
+    array = np.asarray(logits)
+    if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "fiu":
+        raise InvalidInputError(
+            "logits must be numbers, one row per image and one column per class, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.float64)
+
+
+def checked_labels(labels: Array, scores: Floats) -> npt.NDArray[np.int64]:
+    """Return the labels, refused unless there is one class number per row."""
+    array = np.asarray(labels)
+    rows, classes = scores.shape
+    if array.shape != (rows,) or (rows and array.dtype.kind not in "iu"):
+        raise InvalidInputError(
+            f"labels must be {rows} whole numbers, not {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    if rows and not (array.min() >= 0 and array.max() < classes):
+        raise InvalidInputError(
+            f"labels run from {array.min()} to {array.max()}, but there are only the "
+            f"classes 0 to {classes - 1}"
+        )
+    return array.astype(np.int64)
+
+
+def _checked_pair(left: Array, right: Array) -> tuple[Floats, Floats]:
+    one, other = checked_logits(left), checked_logits(right)
+    if one.shape != other.shape:
+        raise InvalidInputError(
+            f"logits of the same images have shapes {one.shape} and {other.shape}"
+        )
+    return one, other
+
+
+def _all_predict(one: Floats, other: Floats) -> bool:
+    return len(one) > 0 and bool(predicts(one).all() and predicts(other).all())

@@ -1,0 +1,123 @@
+"""A ledger seen as if less of it had been kept.
+
+One run recorded in full then serves every keeping policy, with the same training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.history.ledger import Ledger
+from fastfedul.history.sampling import Keep
+from fastfedul.history.settings import LedgerSettings
+from fastfedul.params import Array, Flat
+from fastfedul.records import (
+    ClientEntry,
+    ClientId,
+    Combination,
+    Event,
+    Model,
+    RoundEntry,
+    RunningSums,
+    UpdateEntry,
+    VectorRef,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptView:
+    """A ledger of which only what a policy keeps can be seen.
+
+    Attributes:
+        ledger: A ledger that kept every update.
+        keep: The policy; `store` only, because the training has already happened.
+    """
+
+    ledger: Ledger
+    keep: Keep
+
+    def __post_init__(self) -> None:
+        if self.keep.use != "store":
+            raise InvalidInputError(
+                "a recorded run can only be seen as if less had been stored; to "
+                "aggregate a sample, train with that policy"
+            )
+
+    @property
+    def settings(self) -> LedgerSettings:
+        """What was decided when the ledger was created."""
+        return self.ledger.settings
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds are recorded."""
+        return self.ledger.num_rounds
+
+    @property
+    def initial(self) -> Model:
+        """The model before the first round."""
+        return self.ledger.initial
+
+    @property
+    def final(self) -> Model:
+        """The model now."""
+        return self.ledger.final
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Hold one consistent view for the time of a `with` block."""
+        return self.ledger.snapshot()
+
+    def clients(self) -> Mapping[ClientId, ClientEntry]:
+        """Return every client ever seen."""
+        return self.ledger.clients()
+
+    def rounds(self) -> Sequence[RoundEntry]:
+        """Return every round, without its arrays."""
+        return self.ledger.rounds()
+
+    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
+        """Return what one client took part in, with what would have been kept."""
+        rounds = [update.round for update in self.ledger.updates_of(client)]
+        found = (u for index in rounds for u in self.updates_in(index))
+        return tuple(update for update in found if update.client == client)
+
+    def updates_in(self, index: int) -> Sequence[UpdateEntry]:
+        """Return who took part in a round, with what would have been kept."""
+        entries = self.ledger.updates_in(index)
+        magnitudes = np.array([u.share * u.norm for u in entries])
+        probabilities, kept = self.keep.choose(magnitudes, index)
+        return tuple(
+            replace(u, keep_probability=float(p), kept=bool(k) and u.kept)
+            for u, p, k in zip(entries, probabilities, kept, strict=True)
+        )
+
+    def adjustments(self) -> Mapping[int, Flat]:
+        """Return corrections of the model by the round from which they count."""
+        return self.ledger.adjustments()
+
+    def events(self) -> Sequence[Event]:
+        """Return the log of what was forgotten."""
+        return self.ledger.events()
+
+    def running_sums(self, client: ClientId) -> RunningSums:
+        """Return what a client accumulated over all its updates, kept or not."""
+        return self.ledger.running_sums(client)
+
+    def combine(
+        self,
+        vectors: Sequence[VectorRef],
+        coefficients: npt.ArrayLike,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> Combination:
+        """Return linear combinations and inner products of stored vectors."""
+        return self.ledger.combine(vectors, coefficients, pairs)
+
+    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
+        """Return one block of columns of stored vectors, a row each."""
+        return self.ledger.columns(vectors, block)

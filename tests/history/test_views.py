@@ -1,0 +1,73 @@
+"""A ledger recorded in full, seen as if a policy had kept less of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastfedul import (
+    ClientUpdate,
+    FastFedUL,
+    InvalidInputError,
+    Keep,
+    MemoryLedger,
+    Model,
+    Params,
+    Round,
+    UnlearnRequest,
+)
+from fastfedul.history.views import KeptView
+from fastfedul.unlearn.registry import METHODS, find_method
+
+LAYOUT = Params.of({"w": np.zeros(6, np.float32)}).layout
+NAMES = ("a", "b", "c", "d", "e", "f", "g")
+
+
+def recorded(keep: Keep | None) -> MemoryLedger:
+    rng = np.random.default_rng(11)
+    ledger = MemoryLedger.create(Model(Params.zeros(LAYOUT)))
+    for index in range(12):
+        names = [name for name in NAMES if rng.random() < 0.9] or ["a"]
+        updates = tuple(
+            ClientUpdate(
+                name,
+                1 / len(names),
+                Params(LAYOUT, rng.normal(0, 1 + i, 6).astype(np.float32)),
+            )
+            for i, name in enumerate(names)
+        )
+        round_ = Round(index, updates)
+        ledger.append(keep(round_) if keep else round_)
+    return ledger
+
+
+@pytest.mark.parametrize("text", ["all", "optimal:3", "top:3", "uniform:3"])
+def test_a_view_shows_what_the_policy_would_have_kept(text: str) -> None:
+    keep = Keep.parse(text, seed=4)
+    view, real = KeptView(recorded(None), keep), recorded(keep)
+    for name in NAMES:
+        assert view.updates_of(name) == real.updates_of(name)
+    method = FastFedUL(minimum_coverage=0)
+    seen = method(UnlearnRequest(view, frozenset({"g"})))
+    kept = method(UnlearnRequest(real, frozenset({"g"})))
+    np.testing.assert_allclose(seen.params.flat, kept.params.flat, rtol=1e-5)
+    assert seen.coverage == kept.coverage
+    assert (seen.coverage < 1) == (text not in ("all", "top:3"))
+
+
+def test_what_happened_in_training_cannot_be_changed_by_a_view() -> None:
+    with pytest.raises(InvalidInputError, match="train with that policy"):
+        KeptView(recorded(None), Keep("uniform", 3, use="aggregate"))
+
+
+def test_every_method_of_the_list_answers() -> None:
+    ledger = recorded(None)
+    deltas = {
+        name: find_method(name, damping=0.1)(UnlearnRequest(ledger, frozenset({"g"})))
+        for name in METHODS
+    }
+    norms = {name: float(np.linalg.norm(r.delta.flat)) for name, r in deltas.items()}
+    assert len(set(norms.values())) == len(METHODS)
+    assert set(deltas["fast-fedul-2"].damping) == {0}
+    with pytest.raises(InvalidInputError, match="fast-fedul-3"):
+        find_method("fast-fedul-9", damping=0.1)
