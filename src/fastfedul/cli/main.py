@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fastfedul.cli import forget, ledger
+from fastfedul.cli import data, forget, ledger
 from fastfedul.cli.output import err
 from fastfedul.errors import FastFedULError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.command("forget")(forget.forget_clients)
 

@@ -1,0 +1,168 @@
+"""The records of this stage, and the one transform between images and a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.records import ClientId
+from fastfedul.rng import stream
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+
+class Examples(NamedTuple):
+    """Images with one label each.
+
+    Attributes:
+        images: Values 0 to 255, shaped (number, height, width, channels).
+        labels: Class numbers from 0.
+    """
+
+    images: Images
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A data set before anybody owns a part of it.
+
+    Attributes:
+        name: What reports call it; a user's own file goes by its file name.
+        train_images: Values 0 to 255, shaped (number, height, width, channels).
+        train_labels: Class numbers from 0, one for each training image.
+        test_images: As the training images, in the same shape.
+        test_labels: As the training labels.
+        num_classes: One more than the largest label of both parts.
+        image_shape: Height, width and channels of every image.
+    """
+
+    name: str
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+    @property
+    def train(self) -> Examples:
+        """The training images with their labels."""
+        return Examples(self.train_images, self.train_labels)
+
+    @property
+    def test(self) -> Examples:
+        """The test images with their labels."""
+        return Examples(self.test_images, self.test_labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientData:
+    """What one client trains on.
+
+    Attributes:
+        client: Stable name of the data owner.
+        images: Its images; may be a view of an array shared with other clients.
+        labels: Its labels, one for each image.
+    """
+
+    client: ClientId
+    images: Images
+    labels: Labels
+
+    @property
+    def num_examples(self) -> int:
+        """Number of images, poisoned ones included."""
+        return len(self.labels)
+
+
+def to_model_input(images: Images) -> npt.NDArray[np.float32]:
+    """Return what a model sees: float32 from -1 to 1, channels before height.
+
+    Clean and poisoned images of every data set go through this one function: 0 to 255
+    becomes 0 to 1, then minus 0.5 and divided by 0.5.
+
+    Args:
+        images: Values 0 to 255 as uint8, shaped (number, height, width, channels).
+
+    >>> to_model_input(np.array([[[[0], [255]]]], np.uint8)).tolist()
+    [[[[-1.0, 1.0]]]]
+    """
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise InvalidInputError(
+            "a model's images come as uint8 of shape (number, height, width, channels)"
+            f", not {images.dtype} of shape {images.shape}"
+        )
+    scaled = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32)
+    scaled /= np.float32(127.5)
+    scaled -= np.float32(1)
+    return scaled
+
+
+def subset(dataset: Dataset, train_size: int, seed: int) -> Dataset:
+    """Return the data set with so many of its training images, classes in proportion.
+
+    The test images stay as they are, and so does the order of the images.
+
+    Raises:
+        InvalidInputError: If there are fewer training images, or none are asked for.
+    """
+    size = len(dataset.train_labels)
+    if not 1 <= train_size <= size:
+        raise InvalidInputError(
+            f"cannot take {train_size} training images: {dataset.name} has {size}; "
+            f"ask for 1 to {size}"
+        )
+    rng = stream(seed, "data subset")
+    return _keep_train(dataset, choose(dataset.train_labels, train_size, rng))
+
+
+def set_aside(dataset: Dataset, count: int, seed: int) -> tuple[Examples, Dataset]:
+    """Return the server's own clean training images, and the data set without them.
+
+    The classes are in proportion. Done before the split, so that no client has them.
+
+    Raises:
+        InvalidInputError: If no training image would be left for the clients.
+    """
+    size = len(dataset.train_labels)
+    if not 0 <= count < size:
+        raise InvalidInputError(
+            f"cannot set {count} images aside: {dataset.name} has {size} training "
+            f"images and the clients need some; ask for 0 to {size - 1}"
+        )
+    chosen = choose(dataset.train_labels, count, stream(seed, "data set aside"))
+    rest = np.setdiff1d(np.arange(size), chosen)
+    return _take(dataset.train, chosen), _keep_train(dataset, rest)
+
+
+def choose(labels: Labels, count: int, rng: np.random.Generator) -> Indices:
+    """Return ascending places of a random choice with the classes in proportion.
+
+    Each class gives its share rounded down; the largest remainders give one more.
+    """
+    classes, sizes = np.unique(labels, return_counts=True)
+    exact = sizes * count / max(1, len(labels))
+    quota = np.floor(exact).astype(np.int64)
+    rest = count - int(quota.sum())
+    quota[np.argsort(quota - exact, kind="stable")[:rest]] += 1
+    chosen = [
+        rng.permutation(np.flatnonzero(labels == label))[:number]
+        for label, number in zip(classes, quota, strict=True)
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
+def _take(examples: Examples, places: Indices) -> Examples:
+    return Examples(examples.images[places], examples.labels[places])
+
+
+def _keep_train(dataset: Dataset, places: Indices) -> Dataset:
+    images, labels = _take(dataset.train, places)
+    return replace(dataset, train_images=images, train_labels=labels)

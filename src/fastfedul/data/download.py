@@ -1,0 +1,143 @@
+"""Files over HTTP: resumed where they broke off, and compared with their checksum."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from fastfedul.errors import FastFedULError
+
+Progress = Callable[[int, int | None], None]
+
+_CHUNK = 1 << 16
+_ATTEMPTS = 4
+_TIMEOUT_SECONDS = 20.0
+
+
+class FetchError(FastFedULError):
+    """A file could not be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """One file of a public source.
+
+    Attributes:
+        url: Where it is.
+        checksum: `md5:...` or `sha256:...` of the file; None when nobody published
+            one, so that what is unpacked from it must be checked instead.
+    """
+
+    url: str
+    checksum: str | None = None
+
+
+def download(item: Download, part: Path, progress: Progress | None = None) -> None:
+    """Complete the file `part`, keeping what it already has.
+
+    A broken connection is taken up again as long as each attempt brings something.
+    What came so far stays for the next call; what fails the checksum is removed.
+
+    Args:
+        item: What to download.
+        part: Where to; never the final name, since it may be half a file.
+        progress: Called with the bytes so far and the bytes in all, None if unknown.
+
+    Raises:
+        FetchError: If the file is not complete and right afterwards.
+    """
+    try:
+        with part.open("ab") as file:
+            _lock(file, part)
+            if not (file.tell() and item.checksum and matches(part, item.checksum)):
+                _complete(item.url, file, progress)
+    except OSError as error:
+        raise FetchError(f"cannot write {part}: {error.strerror or error}") from None
+    finally:
+        if part.is_file() and part.stat().st_size == 0:
+            part.unlink()
+    if item.checksum and not matches(part, item.checksum):
+        part.unlink()
+        raise FetchError(
+            f"what {item.url} sent does not have the checksum {item.checksum} and was "
+            "removed; try again"
+        )
+
+
+def matches(path: Path, checksum: str) -> bool:
+    """Return whether the file has the checksum `md5:...` or `sha256:...`."""
+    algorithm, _, expected = checksum.partition(":")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest() == expected
+
+
+def _lock(file: BinaryIO, part: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise FetchError(
+            f"another process is downloading {part.name}; wait for it or stop it"
+        ) from None
+
+
+def _complete(url: str, file: BinaryIO, progress: Progress | None) -> None:
+    for _ in range(_ATTEMPTS):
+        before = file.tell()
+        try:
+            return _append_rest(url, file, progress)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 416 or not before:
+                raise FetchError(f"{url} answered {error.code}") from None
+            # Nothing lies beyond what is here, and that is not the file: start over.
+            _start_over(file)
+        except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            reason = getattr(error, "reason", None) or error
+            if file.tell() <= before:
+                raise FetchError(f"cannot reach {url}: {reason}") from None
+    raise FetchError(f"the connection to {url} keeps breaking; run it again to resume")
+
+
+def _append_rest(url: str, file: BinaryIO, progress: Progress | None) -> None:
+    done = file.tell()
+    headers = {"User-Agent": "fastfedul"}
+    if done:
+        headers["Range"] = f"bytes={done}-"
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+        if done and response.status != 206:
+            _start_over(file)
+            done = 0
+        elif done and not _continues(response, done):
+            raise FetchError(f"{url} resumed at the wrong place; remove {file.name}")
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else None
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(done, total)
+        file.flush()
+    if total is not None and done < total:
+        raise ConnectionError(f"it broke off after {done} of {total} bytes")
+
+
+def _continues(response: http.client.HTTPResponse, done: int) -> bool:
+    place = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return place is not None and int(place[1]) == done
+
+
+def _start_over(file: BinaryIO) -> None:
+    file.truncate(0)
+    file.seek(0)

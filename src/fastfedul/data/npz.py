@@ -1,0 +1,201 @@
+"""Data sets in `.npz` files: read without unpickling, checked, brought to one form."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.data.dataset import Dataset, Images, Labels
+from fastfedul.errors import InvalidInputError
+
+Array = npt.NDArray[Any]
+
+# Images and labels, training part and test part: MNIST's layout, then MedMNIST's.
+# MedMNIST's validation part is for choosing models and stays unused.
+LAYOUTS = (
+    ("x_train", "y_train", "x_test", "y_test"),
+    ("train_images", "train_labels", "test_images", "test_labels"),
+)
+PICTURES = ("x_train", "x_test")
+_MOST_CLASSES = 10_000
+
+
+def read_dataset(path: Path, name: str) -> Dataset:
+    """Return the data set in a file with the keys of MNIST's or MedMNIST's.
+
+    Images are grey or RGB: uint8, other whole numbers 0 to 255, or fractions (all
+    within 0 to 1, or all within 0 to 255). Labels are whole numbers from 0.
+
+    Raises:
+        InvalidInputError: If the file cannot be read or used; names file and reason.
+    """
+    arrays = read_arrays(path, LAYOUTS)
+    keys = next(layout for layout in LAYOUTS if layout[0] in arrays)
+    parts = [arrays[key] for key in keys]
+    for place in (0, 2):
+        _check_lengths(path, keys[place : place + 2], parts[place : place + 2])
+    train, test = _to_images(path, (keys[0], keys[2]), (parts[0], parts[2]))
+    labels = [_to_labels(path, keys[i], parts[i]) for i in (1, 3)]
+    num_classes = 1 + int(max(part.max() for part in labels))
+    if num_classes > _MOST_CLASSES:
+        raise _refusal(
+            path, f"has a label of {num_classes - 1}; number the classes from 0"
+        )
+    height, width, channels = train.shape[1:]
+    return Dataset(
+        name=name,
+        train_images=train,
+        train_labels=labels[0],
+        test_images=test,
+        test_labels=labels[1],
+        num_classes=num_classes,
+        image_shape=(height, width, channels),
+    )
+
+
+def read_pictures(path: Path) -> tuple[Images, Images]:
+    """Return the training and test images of a file that has no labels."""
+    arrays = read_arrays(path, (PICTURES,))
+    train, test = (arrays[key] for key in PICTURES)
+    return _to_images(path, PICTURES, (train, test))
+
+
+def read_arrays(path: Path, layouts: tuple[tuple[str, ...], ...]) -> dict[str, Array]:
+    """Return the arrays under the first of the layouts that the file has in full."""
+    try:
+        # NumPy forgets to close the file of a damaged archive if it opens it itself.
+        with path.open("rb") as stored:
+            file = np.load(stored, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise _refusal(path, "is a single array; save it with numpy.savez")
+            with file:
+                for layout in layouts:
+                    if set(layout) <= set(file.files):
+                        return {key: np.asarray(file[key]) for key in layout}
+                found = ", ".join(sorted(file.files)[:8]) or "none"
+    except FileNotFoundError:
+        raise InvalidInputError(
+            f"there is no file {path}; check the path, or see `fastfedul data list`"
+        ) from None
+    except MemoryError:
+        raise _refusal(path, "does not fit into memory; save fewer images") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path, error) from None
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror or error}") from None
+    wanted = " or ".join(", ".join(layout) for layout in layouts)
+    raise _refusal(path, f"has the keys {found}; it needs {wanted}")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], *, compress: bool) -> None:
+    """Write the arrays as an `.npz` file at exactly this path."""
+    save: Any = np.savez_compressed if compress else np.savez
+    with path.open("wb") as file:
+        save(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _unreadable(path: Path, error: Exception) -> InvalidInputError:
+    if "Object arrays" in str(error):
+        return _refusal(
+            path, "holds Python objects, which are never loaded; save plain arrays"
+        )
+    if isinstance(error, zipfile.BadZipFile | zlib.error) or zipfile.is_zipfile(path):
+        return _refusal(path, "is damaged; fetch or save it again")
+    return _refusal(path, "is not an .npz file; save it with numpy.savez")
+
+
+def _check_lengths(path: Path, keys: tuple[str, ...], parts: list[Array]) -> None:
+    images, labels = parts
+    if images.ndim == 0 or labels.ndim == 0 or not len(images) or not images.size:
+        raise _refusal(path, f"has no image under {keys[0]}; every part needs some")
+    if len(images) != len(labels):
+        raise _refusal(
+            path,
+            f"has {len(images)} images under {keys[0]} but {len(labels)} labels under "
+            f"{keys[1]}; give every image one label",
+        )
+
+
+def _to_images(
+    path: Path, keys: tuple[str, str], parts: tuple[Array, Array]
+) -> tuple[Images, Images]:
+    shaped = []
+    for key, part in zip(keys, parts, strict=True):
+        _check_values(path, key, part)
+        if part.ndim == 3:
+            part = part[..., np.newaxis]
+        if part.ndim != 4 or part.shape[3] not in (1, 3):
+            raise _refusal(
+                path,
+                f"has {key} of shape {part.shape}; images are (number, height, width) "
+                "or (number, height, width, 1 or 3)",
+            )
+        shaped.append(part)
+    train, test = shaped
+    if train.shape[1:] != test.shape[1:]:
+        raise _refusal(
+            path,
+            f"has training images of shape {train.shape[1:]} and test images of shape "
+            f"{test.shape[1:]}; make them one size",
+        )
+    # Decided over both parts, so that both are scaled in the same way.
+    fractions = all(part.dtype.kind in "fb" and part.max() <= 1 for part in shaped)
+    factor = 255 if fractions else 1
+    return _to_uint8(train, factor), _to_uint8(test, factor)
+
+
+def _check_values(path: Path, key: str, part: Array) -> None:
+    if part.dtype.kind not in "buif":
+        raise _refusal(
+            path, f"has {key} of dtype {part.dtype}; images are uint8, 0 to 255"
+        )
+    if part.size == 0:
+        raise _refusal(path, f"has no image under {key}; every part needs some")
+    if part.dtype.kind == "f" and not np.isfinite(part).all():
+        raise _refusal(
+            path, f"has NaN or infinite values in {key}; images are numbers 0 to 255"
+        )
+    if part.dtype != np.uint8 and (part.min() < 0 or part.max() > 255):
+        raise _refusal(
+            path,
+            f"has values {part.min()} to {part.max()} in {key}; images are 0 to 255, "
+            "or fractions 0 to 1",
+        )
+
+
+def _to_uint8(part: Array, factor: int) -> Images:
+    if part.dtype == np.uint8:
+        return part
+    return np.rint(part.astype(np.float32) * factor).astype(np.uint8)
+
+
+def _to_labels(path: Path, key: str, part: Array) -> Labels:
+    if part.ndim == 2 and part.shape[1] == 1:
+        part = part[:, 0]
+    if part.ndim != 1:
+        raise _refusal(
+            path, f"has {key} of shape {part.shape}; give every image one label"
+        )
+    numbers = part.dtype.kind in "uif" and bool(np.isfinite(part).all())
+    if not numbers or (part % 1 != 0).any():
+        raise _refusal(
+            path, f"has labels in {key} that are not whole numbers; number the classes"
+        )
+    if part.min() < 0 or part.max() >= 2**31:
+        raise _refusal(
+            path, f"has labels {part.min()} to {part.max()} in {key}; number from 0"
+        )
+    return part.astype(np.int64)
+
+
+def _refusal(path: Path, reason: str) -> InvalidInputError:
+    return InvalidInputError(f"{path} {reason}")

@@ -1,0 +1,176 @@
+"""Split the training examples among clients.
+
+Dirichlet: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study",
+ICDE 2022. Level: the "non-IID level" of Huynh et al., "Fast-FedUL: A Training-Free
+Federated Unlearning with Provable Skew Resilience", ECML PKDD 2024, section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastfedul.data.dataset import ClientData, Dataset, Indices, Labels
+from fastfedul.data.level import count_at_level
+from fastfedul.errors import InvalidInputError
+from fastfedul.records import ClientId
+from fastfedul.rng import stream
+
+Kind = Literal["iid", "dirichlet", "level"]
+Counts = npt.NDArray[np.int64]
+
+_FEW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How the training examples are split.
+
+    Attributes:
+        kind: `iid`: at random, sizes differ by at most one. `dirichlet`: of every
+            class, the clients get shares drawn from a Dirichlet distribution, so sizes
+            differ too. `level`: at every client, the most frequent class is so many
+            times as frequent as the least frequent one.
+        value: The concentration above 0, small for very different clients; or the
+            ratio, 1 for balanced classes, 2 to 4 in the paper. Not used for `iid`.
+    """
+
+    kind: Kind = "iid"
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("iid", "dirichlet", "level"):
+            raise InvalidInputError(
+                f"unknown split {self.kind!r}; choose iid, dirichlet or level"
+            )
+        if self.kind == "dirichlet" and not 1e-3 <= self.value <= 1e6:
+            raise InvalidInputError(
+                f"the concentration is {self.value:g}; choose 0.001 to 1000000"
+            )
+        if self.kind == "level" and not (math.isfinite(self.value) and self.value >= 1):
+            raise InvalidInputError(f"the level is {self.value:g}; choose 1 or more")
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """Return the split written as `iid`, `dirichlet:0.5` or `level:3`.
+
+        >>> Partition.parse("dirichlet:0.5")
+        Partition(kind='dirichlet', value=0.5)
+        """
+        kind, colon, number = text.partition(":")
+        try:
+            value = float(number) if colon else None
+        except ValueError:
+            kind, value = "", None
+        if kind == "iid" and value is None:
+            return cls("iid")
+        if kind == "dirichlet" and value is not None:
+            return cls("dirichlet", value)
+        if kind == "level" and value is not None:
+            return cls("level", value)
+        raise InvalidInputError(
+            f"cannot read the split {text!r}; write iid, dirichlet:0.5 or level:3"
+        )
+
+    def __str__(self) -> str:
+        number = repr(float(self.value)).removesuffix(".0")
+        return self.kind if self.kind == "iid" else f"{self.kind}:{number}"
+
+
+def client_name(number: int) -> ClientId:
+    """Return the name of a client by its number from 0."""
+    return f"client-{number}"
+
+
+def split(
+    dataset: Dataset, num_clients: int, partition: Partition, seed: int
+) -> tuple[ClientData, ...]:
+    """Return the clients `client-0`, `client-1`, ... with their training examples.
+
+    The images are copied once, into one array of which every client holds a slice.
+
+    Raises:
+        InvalidInputError: If there are too few training examples for this split.
+    """
+    places = assign(dataset.train_labels, num_clients, partition, seed)
+    order = np.concatenate(places)
+    images, labels = dataset.train_images[order], dataset.train_labels[order]
+    ends = np.cumsum([len(own) for own in places]).tolist()
+    starts = [0, *ends[:-1]]
+    return tuple(
+        ClientData(client_name(number), images[start:end], labels[start:end])
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def assign(
+    labels: Labels, num_clients: int, partition: Partition, seed: int
+) -> tuple[Indices, ...]:
+    """Return which examples each client gets, as ascending places in the labels.
+
+    No example goes to two clients. `iid` and `dirichlet` use every example; `level`
+    leaves out those by which a class is too frequent for the ratio. Every client gets
+    at least five examples, or an equal part where there are fewer than five each.
+
+    Args:
+        labels: Class of every example.
+        num_clients: How many clients.
+        partition: How to split.
+        seed: The same labels, number, split and seed always give the same answer.
+    """
+    if num_clients < 1:
+        raise InvalidInputError(f"there are {num_clients} clients; ask for 1 or more")
+    if len(labels) < num_clients:
+        raise InvalidInputError(
+            f"{len(labels)} training images cannot be split among {num_clients} "
+            f"clients; use at most {len(labels)} clients or more images"
+        )
+    if partition.kind == "iid":
+        shuffled = stream(seed, "split iid").permutation(len(labels))
+        return tuple(np.sort(own) for own in np.array_split(shuffled, num_clients))
+    classes, sizes = np.unique(labels, return_counts=True)
+    rng = stream(seed, f"split {partition.kind}")
+    if partition.kind == "level":
+        counts = count_at_level(sizes, num_clients, partition.value, rng)
+    else:
+        counts = _count_dirichlet(sizes, num_clients, partition.value, rng)
+    return _deal(labels, classes, counts, rng)
+
+
+def _count_dirichlet(
+    sizes: Counts, num_clients: int, concentration: float, rng: np.random.Generator
+) -> Counts:
+    """Return how many of each class (columns) each client (rows) gets."""
+    shares = rng.dirichlet(np.full(num_clients, concentration), size=len(sizes))
+    ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, np.newaxis]).astype(np.int64)
+    ends[:, -1] = sizes
+    counts = np.diff(ends, axis=1, prepend=0).T
+    enough = min(_FEW, int(sizes.sum()) // num_clients)
+    totals = counts.sum(axis=1)
+    for poor in np.flatnonzero(totals < enough):
+        while totals[poor] < enough:
+            # From the client with the most, of the class it has most of.
+            rich = int(totals.argmax())
+            label = int(counts[rich].argmax())
+            counts[rich, label] -= 1
+            counts[poor, label] += 1
+            totals[rich] -= 1
+            totals[poor] += 1
+    return counts
+
+
+def _deal(
+    labels: Labels, classes: Labels, counts: Counts, rng: np.random.Generator
+) -> tuple[Indices, ...]:
+    """Return the places of each client's examples, given how many of each class."""
+    hands: list[list[Indices]] = [[] for _ in counts]
+    for column, label in enumerate(classes):
+        shuffled = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.cumsum(counts[:, column])
+        for hand, own in zip(hands, np.split(shuffled, cuts)[:-1], strict=True):
+            hand.append(own)
+    return tuple(np.sort(np.concatenate(hand)) for hand in hands)

@@ -1,0 +1,204 @@
+"""Named data sets: what each one is, where its file lies, and how to load it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fastfedul.data.dataset import Dataset, Labels, choose
+from fastfedul.data.npz import LAYOUTS, PICTURES, read_dataset
+from fastfedul.errors import InvalidInputError
+from fastfedul.rng import stream
+
+DEFAULT = "digits"
+FOLDER_VARIABLE = "FASTFEDUL_DATA"
+_NUM_DIGITS_TEST = 360
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known of a named data set without opening it.
+
+    Attributes:
+        name: What the user types.
+        about: What it is, in a line.
+        file: Name of its file; None when it comes with scikit-learn.
+        use: `train`: models are trained on it. `attack`: pictures for the edge-case
+            attack on another data set.
+        class_names: What the labels stand for; empty where the numbers say it all.
+        keys: The arrays its file has.
+        fetchable: Whether there is a public place to fetch it from.
+    """
+
+    name: str
+    about: str
+    file: str | None
+    use: Literal["train", "attack"] = "train"
+    class_names: tuple[str, ...] = ()
+    keys: tuple[str, ...] = LAYOUTS[0]
+    fetchable: bool = True
+
+
+_CIFAR10_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_OCT_CLASSES = (
+    *("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+)
+_ALL = (
+    Source(
+        "digits",
+        "Handwritten digits, 8x8 grey, comes with scikit-learn",
+        None,
+        fetchable=False,
+    ),
+    Source("mnist", "Handwritten digits, 28x28 grey", "mnist.npz"),
+    Source(
+        "cifar10",
+        "Small photographs of ten things, 32x32 RGB",
+        "cifar10.npz",
+        class_names=_CIFAR10_CLASSES,
+    ),
+    Source(
+        "octmnist",
+        "Retinal scans of MedMNIST, 28x28 grey",
+        "octmnist.npz",
+        class_names=_OCT_CLASSES,
+        keys=LAYOUTS[1],
+    ),
+    Source(
+        "oct-retina-subset",
+        "Other retinal scans split by patient, 28x28 grey; not MedMNIST's file",
+        "oct_retina_subset.npz",
+        class_names=_OCT_CLASSES,
+        keys=LAYOUTS[1],
+        fetchable=False,
+    ),
+    Source(
+        "ardis",
+        "Digits from Swedish church books, 28x28 grey; edge cases for mnist",
+        "ardis.npz",
+        "attack",
+    ),
+    Source(
+        "southwest",
+        "Southwest Airlines planes, 32x32 RGB, no labels; edge cases for cifar10",
+        "southwest.npz",
+        "attack",
+        keys=PICTURES,
+    ),
+)
+SOURCES = {source.name: source for source in _ALL}
+
+
+def data_folders() -> tuple[Path, ...]:
+    """Return where files are looked for; fetched files go to the first.
+
+    `$FASTFEDUL_DATA` if it is set, then the user's cache folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folders = (Path(cache).expanduser() / "fastfedul",)
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    return (Path(chosen).expanduser(), *folders) if chosen else folders
+
+
+def find_source(name: str) -> Source:
+    """Return the named data set.
+
+    Raises:
+        InvalidInputError: If there is none of this name.
+    """
+    if name not in SOURCES:
+        raise InvalidInputError(
+            f"there is no data set {name!r}; choose {', '.join(SOURCES)}, "
+            "or give the path of an .npz file of your own"
+        )
+    return SOURCES[name]
+
+
+def locate(source: Source) -> Path | None:
+    """Return the file of a named data set, or None if it is not on this machine."""
+    if source.file is None:
+        return None
+    candidates = (folder / source.file for folder in data_folders())
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def require(source: Source) -> Path:
+    """Return the file of a named data set.
+
+    Raises:
+        InvalidInputError: If it is not there; says how to get it and where it goes.
+    """
+    path = locate(source)
+    if path is None:
+        fetch = f"run `fastfedul data fetch {source.name}`, or "
+        raise InvalidInputError(
+            f"{source.name} is not on this machine; "
+            f"{fetch if source.fetchable else ''}{placing(source)}"
+        )
+    return path
+
+
+def placing(source: Source, folder: Path | None = None) -> str:
+    """Return the words that say which file to put where."""
+    arrays = ", ".join(source.keys)
+    where = folder or data_folders()[0]
+    return f"put {source.file} with the arrays {arrays} into {where}"
+
+
+def load(data: str | Path) -> Dataset:
+    """Return a data set by name, or from an `.npz` file of the user's own.
+
+    A text that ends in `.npz` or contains a slash is a path; the data set is then
+    called by its file name, so it is never taken for a named one.
+
+    Raises:
+        InvalidInputError: If there is no such data set or its file is of no use.
+    """
+    if isinstance(data, Path) or data.endswith(".npz") or "/" in data:
+        path = Path(data).expanduser()
+        return read_dataset(path, path.name)
+    source = find_source(data)
+    if source.file is None:
+        return _load_digits()
+    if source.name == "southwest":
+        raise InvalidInputError(
+            "southwest has pictures but no labels, so no model can be trained on it; "
+            "it serves the edge-case attack on cifar10"
+        )
+    return read_dataset(require(source), source.name)
+
+
+def _load_digits() -> Dataset:
+    """Return scikit-learn's digits, 1,437 to train and 360 to test.
+
+    There is no official test part: this one is drawn once and for all, with the
+    classes in proportion. The 17 grey levels 0 to 16 become 0 to 255.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InvalidInputError(
+            "the data set digits comes with scikit-learn, which is not installed; "
+            "run `pip install 'fastfedul[torch]'`"
+        ) from None
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
+    labels: Labels = bunch.target.astype(np.int64)
+    test = choose(labels, _NUM_DIGITS_TEST, stream(0, "digits test part"))
+    train = np.setdiff1d(np.arange(len(labels)), test)
+    return Dataset(
+        name="digits",
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[test],
+        test_labels=labels[test],
+        num_classes=10,
+        image_shape=(8, 8, 1),
+    )
