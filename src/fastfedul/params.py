@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,7 @@ class Layout:
         slots = []
         for name, value in arrays.items():
             array = np.asarray(value)
+            _check_parameter_name(name)
             if array.dtype.name not in FLOAT_DTYPES:
                 raise InvalidInputError(
                     f"parameter {name!r} has dtype {array.dtype}; parameters are "
@@ -92,9 +93,9 @@ class Layout:
             InvalidInputError: If a name is missing or unknown, or a shape is wrong.
         """
         if set(arrays) != set(self._places):
-            wrong = sorted(set(arrays) ^ set(self._places))
+            wrong = show_names(set(arrays) ^ set(self._places))
             raise InvalidInputError(
-                f"parameter names differ from the ledger's: {', '.join(wrong[:5])}"
+                f"parameter names differ from the ledger's: {wrong}"
             )
         flat = np.empty(self.size, np.float32)
         for name, (slot, start) in self._places.items():
@@ -171,6 +172,22 @@ class Params(Mapping[str, Array]):
     def exported(self) -> dict[str, Array]:
         """Return the arrays as copies in the dtypes the model came with."""
         return {s.name: self[s.name].astype(s.dtype) for s in self.layout.slots}
+
+
+def show_names(names: Iterable[object]) -> str:
+    """Return a few names for an error message, however strange they are."""
+    return ", ".join(sorted(f"{name!r:.40}" for name in names)[:5])
+
+
+def _check_parameter_name(name: object) -> None:
+    try:
+        storable = isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        storable = False
+    if not storable or name == "__metadata__":
+        raise InvalidInputError(
+            f"{name!r:.40} cannot be the name of a parameter in a safetensors file"
+        )
 
 
 def add(left: Params, right: Params) -> Params:

@@ -28,6 +28,8 @@ SAFETENSORS_NAMES = {
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 _FLOAT16_BIAS = np.float32(2.0**112)
+_LARGEST_FLOAT16 = np.float32(32752)
+_HUGE = np.float32(3e38)
 _SMALLEST_NORMAL = np.float32(np.finfo(np.float32).tiny)
 
 
@@ -66,9 +68,14 @@ def encode(vector: Flat, dtype: StorageDtype) -> Encoded:
         # [2**14, 2**15), far from float16's overflow.
         exponents = np.frexp(largest)[1] - 15
         scales = np.ldexp(np.float32(1), np.clip(exponents, -126, 127))
-        values = _to_float16_bits(blocks / scales[:, None]).view(np.float16)
+        # What would round up to 2**15 would decode to infinity next to float32's end.
+        scaled = np.clip(blocks / scales[:, None], -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
+        values = _to_float16_bits(scaled).view(np.float16)
     else:
         scales = np.maximum(largest / np.float32(127), _SMALLEST_NORMAL)
+        # Rounded down, lest 127 times the scale be beyond the largest float32.
+        huge = largest > _HUGE
+        scales[huge] = np.nextafter(scales[huge], np.float32(0))
         values = np.rint(blocks / scales[:, None]).astype(np.int8)
     return Encoded(
         np.ascontiguousarray(values.reshape(-1)[: vector.size]),

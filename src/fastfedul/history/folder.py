@@ -48,8 +48,12 @@ def acquire_lock(folder: Path) -> int:
             f"process {holder or 'unknown'} is writing to {folder}; "
             "wait for it or stop it"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise explain(error, folder, "nothing") from None
     return descriptor
 
 

@@ -180,15 +180,8 @@ class Index:
 
     def create_tables(self) -> None:
         """Create every table, inside `writing()`."""
-        for table, columns in COLUMNS.items():
-            key = ", PRIMARY KEY (client, round)" if table in _BY_CLIENT else ""
-            rowid = " WITHOUT ROWID" if table in {*_BY_CLIENT, "arrays"} else ""
-            self._execute(
-                f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
-            )
-        self._execute("CREATE INDEX updates_by_round ON updates (round, client)")
-        self._execute("CREATE INDEX updates_by_array ON updates (array)")
-        self._execute("CREATE INDEX rounds_by_step ON rounds (step)")
+        for statement in _definitions():
+            self._execute(statement)
         self._counts = dict.fromkeys(COUNTED, 0)
 
     @contextlib.contextmanager
@@ -209,6 +202,8 @@ class Index:
     def writing(self) -> Iterator[None]:
         """Commit everything or, on any error, nothing."""
         with self._errors():
+            if self._connection.in_transaction:
+                raise LedgerError("a ledger cannot be changed inside its snapshot")
             self._execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -226,6 +221,7 @@ class Index:
 
     def put(self, table: str, values: Row) -> None:
         """Add a row with its digest."""
+        values = _positive_zeros(values)
         marks = ", ".join("?" * (len(values) + 1))
         self._execute(
             f"INSERT INTO {table} VALUES ({marks})",
@@ -236,6 +232,7 @@ class Index:
 
     def replace(self, table: str, values: Row) -> None:
         """Write a row over the one with the same key."""
+        values = _positive_zeros(values)
         marks = ", ".join("?" * (len(values) + 1))
         self._execute(
             f"REPLACE INTO {table} VALUES ({marks})",
@@ -289,6 +286,18 @@ class Index:
                 f"{self.path}: the table {table} has lost a row; it is damaged"
             )
         return found[0]
+
+    def check_size(self) -> None:
+        """Raise if the file was cut: SQLite itself reads on where it is not."""
+        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
+        size = int(self._execute("PRAGMA page_size").fetchone()[0])
+        if self.path.stat().st_size != pages * size:
+            raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
+
+    def is_as_defined(self) -> bool:
+        """Return whether tables and indexes are those of this format."""
+        found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return sorted(row[0] for row in found) == sorted(_definitions())
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
@@ -368,8 +377,12 @@ class Index:
                 ) from None
             if "unable to open" in text:
                 raise LedgerError(f"cannot open {self.path}: {error}") from None
+            if "disk I/O" in text:
+                raise LedgerError(f"cannot read or write {self.path}: {text}") from None
             raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
-        except (sqlite3.DatabaseError, OverflowError) as error:
+        except sqlite3.ProgrammingError as error:
+            raise LedgerError(f"{self.path} cannot be used: {error}") from None
+        except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
             raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
 
 
@@ -377,3 +390,25 @@ def _int(value: Value) -> int:
     if not isinstance(value, int):
         raise LedgerDamagedError("a number in the index is damaged")
     return value
+
+
+def _definitions() -> list[str]:
+    """Return the statements that create the tables and indexes."""
+    tables = []
+    for table, columns in COLUMNS.items():
+        key = ", PRIMARY KEY (client, round)" if table in _BY_CLIENT else ""
+        rowid = " WITHOUT ROWID" if table in {*_BY_CLIENT, "arrays"} else ""
+        tables.append(
+            f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
+        )
+    return [
+        *tables,
+        "CREATE INDEX updates_by_round ON updates (round, client)",
+        "CREATE INDEX updates_by_array ON updates (array)",
+        "CREATE INDEX rounds_by_step ON rounds (step)",
+    ]
+
+
+def _positive_zeros(values: Row) -> Row:
+    """Return the row as SQLite will give it back: it has no negative zero."""
+    return tuple(v + 0.0 if isinstance(v, float) else v for v in values)

@@ -114,8 +114,9 @@ def vector(ledger: Ledger, ref: VectorRef) -> Flat:
 def models(ledger: Ledger) -> Iterator[Params]:
     """Yield the model before each round and, last, the model now.
 
-    With float32 steps these are the very bits the server had, as long as nothing was
-    erased: an erased client is missing from the earlier models too.
+    With float32 steps these are the very bits the server had, as long as nobody was
+    forgotten: after that they are the server's up to rounding, and an erased client
+    is missing from the earlier models too.
     """
     adjustments = ledger.adjustments()
     layout = ledger.settings.layout

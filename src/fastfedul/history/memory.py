@@ -12,7 +12,11 @@ import numpy.typing as npt
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history.arrays import BLOCK_VALUES
-from fastfedul.history.erasure import check_erasable, rewritten_rounds
+from fastfedul.history.erasure import (
+    RewrittenRound,
+    check_erasable,
+    rewritten_rounds,
+)
 from fastfedul.history.ledger import now, require_known
 from fastfedul.history.recording import prepare, require_buffers
 from fastfedul.history.settings import LedgerSettings
@@ -270,16 +274,21 @@ class MemoryLedger:
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too."""
         require_known(self, clients)
+        # All that may fail comes before anything is changed.
+        rewritten = list(rewritten_rounds(self, clients)) if erase else []
+        with np.errstate(over="ignore", invalid="ignore"):
+            flat = self._final.params.flat + delta
+        if not np.isfinite(flat).all():
+            raise InvalidInputError("forgetting would make the model infinite")
         self._adjust(self.num_rounds, delta)
-        params = Params(self._settings.layout, self._final.params.flat + delta)
-        self._final = Model(params, self._final.buffers)
+        self._final = Model(Params(self._settings.layout, flat), self._final.buffers)
         for name in clients:
             known = self._clients[name]
             known.entry = replace(
                 known.entry, state="forgotten", forgotten_at=self.num_rounds
             )
         if erase:
-            self._erase(clients)
+            self._erase(clients, rewritten)
         kind = "forget and erase" if erase else "forget"
         self._events.append(Event(now(), kind, tuple(clients), dict(details)))
 
@@ -287,13 +296,16 @@ class MemoryLedger:
         self, clients: Sequence[ClientId], details: Mapping[str, object]
     ) -> None:
         """Rewrite the history as if forgotten clients had never been there."""
-        self._erase(clients)
+        check_erasable(self, clients)
+        self._erase(clients, list(rewritten_rounds(self, clients)))
         self._events.append(Event(now(), "erase", tuple(clients), dict(details)))
 
-    def _erase(self, clients: Sequence[ClientId]) -> None:
+    def _erase(
+        self, clients: Sequence[ClientId], rounds: Sequence[RewrittenRound]
+    ) -> None:
         forgotten_at = check_erasable(self, clients)
         correction = np.zeros(self._settings.layout.size, np.float64)
-        for rewritten in rewritten_rounds(self, clients):
+        for rewritten in rounds:
             entry = rewritten.entry
             self._rounds[entry.index] = entry
             if rewritten.step is None:

@@ -16,11 +16,14 @@ from fastfedul.federation.aggregation import MEAN, resolve
 from fastfedul.history.arrays import BLOCK_VALUES, supported_buffer
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.streaming import run_blocks
-from fastfedul.params import Array, Flat, Layout, dot, weighted_sum
+from fastfedul.params import Array, Flat, Layout, dot, show_names, weighted_sum
 from fastfedul.records import ClientId, ClientState, ClientUpdate, KeepUse, Model, Round
 
 STEP_TOLERANCE = 1e-4
 """How far, relative to its norm, a step may be from the updates' weighted mean."""
+
+LARGEST_NORM = 1e18
+"""Beyond this the squares of an update's values do not fit into float32."""
 
 _SHARE_TOLERANCE = 1e-6
 _LONGEST_NAME = 65_536
@@ -74,7 +77,8 @@ def prepare(
     Raises:
         InvalidInputError: If anything about the round is wrong.
     """
-    if round_.index != num_rounds:
+    index = int(round_.index)
+    if index != num_rounds:
         raise InvalidInputError(
             f"round {round_.index} is out of order; the next one is {num_rounds}"
         )
@@ -83,6 +87,8 @@ def prepare(
     layout = settings.layout
     if settings.aggregation != MEAN and round_.use == "aggregate":
         raise InvalidInputError("aggregating a sample needs the weighted mean")
+    for update in round_.updates:
+        check_name(update.client)
     updates = sorted(round_.updates, key=lambda update: update.client)
     _check_participants(updates, state_of)
     vectors = [_vector(update, layout, round_.index) for update in updates]
@@ -90,17 +96,18 @@ def prepare(
     step, squares, products, previous = _measure(
         round_, updates, vectors, given, previous_step, settings
     )
-    flat = current.params.flat + step
+    with np.errstate(over="ignore", invalid="ignore"):
+        flat = current.params.flat + step
     if not np.isfinite(flat).all():
         raise InvalidInputError(f"round {round_.index} makes the model infinite")
     return RecordedRound(
-        index=round_.index,
+        index=index,
         use=round_.use,
         updates=tuple(
             RecordedUpdate(
                 str(update.client),
                 float(update.share),
-                float(update.keep_probability),
+                float(update.keep_probability) + 0.0,  # no negative zero
                 update.kept,
                 vector,
                 math.sqrt(squares[i]) if vector is not None else math.nan,
@@ -138,8 +145,8 @@ def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str,
     if round_.buffers is None:
         return current.buffers
     if set(round_.buffers) != set(current.buffers):
-        wrong = sorted(set(round_.buffers) ^ set(current.buffers))
-        raise InvalidInputError(f"buffer names differ: {', '.join(wrong[:5])}")
+        wrong = set(round_.buffers) ^ set(current.buffers)
+        raise InvalidInputError(f"buffer names differ: {show_names(wrong)}")
     return require_buffers(round_.buffers, layout)
 
 
@@ -154,7 +161,8 @@ def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, A
                 f"buffer {name!r} has dtype {np.asarray(buffer).dtype}, "
                 "which cannot be stored"
             )
-    return {name: np.array(buffer) for name, buffer in buffers.items()}
+    native = {name: np.asarray(buffer) for name, buffer in buffers.items()}
+    return {name: np.array(b, b.dtype.newbyteorder("=")) for name, b in native.items()}
 
 
 def _check_participants(
@@ -164,7 +172,6 @@ def _check_participants(
         raise InvalidInputError("a round needs at least one participant")
     seen: set[ClientId] = set()
     for update in updates:
-        check_name(update.client)
         name = f"{update.client!r:.80}"
         if update.client in seen:
             raise InvalidInputError(f"client {name} appears twice in the round")
@@ -231,29 +238,33 @@ def _measure(
     others = np.zeros((num_blocks, 2))
 
     def work(blocks: range) -> None:
-        for block in blocks:
-            part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
-            if expected is not None and given is not None:
-                gap = given[part] - expected(part)
-                others[block, 0] = dot(gap, gap)
-            elif expected is not None:
-                step[part] = expected(part)
-            piece = step[part]
-            squares[block, -1] = dot(piece, piece)
-            for i in present:
-                vector = vectors[i]
-                assert vector is not None
-                squares[block, i] = dot(vector[part], vector[part])
-                products[block, i] = dot(vector[part], piece)
-            if previous_step is not None:
-                others[block, 1] = dot(previous_step[part], piece)
+        # Inside the thread: the setting does not reach threads from outside.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks:
+                measure(block)
 
-    with np.errstate(over="ignore", invalid="ignore"):
-        run_blocks(work, num_blocks)
+    def measure(block: int) -> None:
+        part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
+        if expected is not None and given is not None:
+            gap = given[part] - expected(part)
+            others[block, 0] = dot(gap, gap)
+        elif expected is not None:
+            step[part] = expected(part)
+        piece = step[part]
+        squares[block, -1] = dot(piece, piece)
+        for i in present:
+            vector = vectors[i]
+            assert vector is not None
+            squares[block, i] = dot(vector[part], vector[part])
+            products[block, i] = dot(vector[part], piece)
+        if previous_step is not None:
+            others[block, 1] = dot(previous_step[part], piece)
+
+    run_blocks(work, num_blocks)
     totals = squares.sum(axis=0).tolist()
     gap, previous = others.sum(axis=0).tolist()
     _check_finite(updates, totals, round_.index)
-    if math.sqrt(gap) > STEP_TOLERANCE * math.sqrt(totals[-1]):
+    if not gap <= STEP_TOLERANCE**2 * totals[-1]:
         raise InvalidInputError(
             f"the step of round {round_.index} differs from the "
             f"{settings.aggregation} of its updates by {math.sqrt(gap):.3g} "
@@ -269,6 +280,12 @@ def _check_finite(updates: list[ClientUpdate], totals: list[float], index: int) 
             raise InvalidInputError(
                 f"client {update.client!r:.80} sent NaN or infinite values in round "
                 f"{index}; leave it out of the round"
+            )
+        if total > LARGEST_NORM**2:
+            raise InvalidInputError(
+                f"client {update.client!r:.80} sent an update of norm "
+                f"{math.sqrt(total):.3g} in round {index}, which is beyond all sense; "
+                "leave it out of the round"
             )
     if not math.isfinite(totals[-1]):
         raise InvalidInputError(f"the step of round {index} has NaN or infinite values")

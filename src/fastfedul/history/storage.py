@@ -75,16 +75,18 @@ class DiskLedger(LedgerWriter):
         )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
-        folder = Path(path)
+        folder = Path(path).absolute()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise LedgerError(f"{folder} exists already; choose another folder")
         building = folder.with_name(f".{folder.name}.creating-{os.getpid()}")
-        new = [parent for parent in folder.absolute().parents if not parent.exists()]
+        new = [parent for parent in folder.parents if not parent.exists()]
+        # A process of the same number may have been killed here before.
+        shutil.rmtree(building, ignore_errors=True)
         try:
             (building / ARRAYS).mkdir(parents=True)
             _fill(building, initial, settings)
             building.replace(folder)
-            for changed in (folder.absolute(), *new):
+            for changed in (folder, *new):
                 arrays.sync_folder(changed.parent)
         except OSError as error:
             shutil.rmtree(building, ignore_errors=True)

@@ -17,6 +17,7 @@ from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Flat
 
 _ROWS_AT_ONCE = 4
+_FILES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,21 @@ def accumulate(folder: Path, size: int, sources: SumSources) -> tuple[Flat, Flat
     """Return the sums as of now, in bounded memory beside the two vectors."""
     weighted = np.zeros(size, np.float32)
     squared = np.zeros(size, np.float32)
+    for first in range(0, max(1, len(sources.since)), _FILES_AT_ONCE):
+        last = first + _FILES_AT_ONCE
+        part = SumSources(
+            sources.weighted if first == 0 else None,
+            sources.squared if first == 0 else None,
+            sources.since[first:last],
+            sources.shares[first:last],
+        )
+        _add(folder, part, weighted, squared)
+    return weighted, squared
+
+
+def _add(folder: Path, sources: SumSources, weighted: Flat, squared: Flat) -> None:
+    """Add some files to the two sums, which belong to the caller."""
+    size = weighted.size
     shares = np.array(sources.shares, np.float32)
     with ExitStack() as stack:
 
@@ -67,4 +83,3 @@ def accumulate(folder: Path, size: int, sources: SumSources) -> tuple[Flat, Flat
                     squared[part] += factors @ filled
 
         run_blocks(work, -(-size // BLOCK_VALUES))
-    return weighted, squared

@@ -27,7 +27,7 @@ class Change:
         self._folder = folder
         self._layout = layout
         self._pool = pool
-        self._written: list[bytes] = []
+        self._futures: list[Future[arrays.ArrayInfo]] = []
         self._released: set[bytes] = set()
         self.head: dict[str, Any] = {}
         self.before: dict[str, Any] = {}
@@ -58,7 +58,9 @@ class Change:
 
     def submit(self, jobs: Sequence[Job]) -> list[Future[arrays.ArrayInfo]]:
         """Start writing files; `stored` must be called with what this returns."""
-        return [self._pool.submit(job) for job in jobs]
+        futures = [self._pool.submit(job) for job in jobs]
+        self._futures += futures
+        return futures
 
     def stored(self, futures: Sequence[Future[arrays.ArrayInfo]]) -> list[bytes]:
         """Wait for files and return their digests."""
@@ -69,7 +71,6 @@ class Change:
         for info in infos:
             if not self._index.rows("arrays", "array = ?", info.digest):
                 self._index.put("arrays", (info.digest, info.num_bytes, info.checksums))
-                self._written.append(info.digest)
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -102,9 +103,11 @@ class Change:
         self._put_head()
 
     def undo(self) -> None:
-        """Remove the files of a change that was not committed."""
-        for digest in self._written:
-            self._remove(digest)
+        """Remove the files of a change that was not committed, also late ones."""
+        written = {f.result().digest for f in self._futures if not f.exception()}
+        for digest in written:
+            if not self._index.rows("arrays", "array = ?", digest):
+                self._remove(digest)
 
     def clean_up(self) -> None:
         """Remove what the committed change made superfluous."""

@@ -85,6 +85,8 @@ def _index_problems(index: Index) -> Iterator[str]:
         verdict = index.integrity()
         if verdict != "ok":
             yield f"{index.path}: {verdict.splitlines()[-1]}"
+        if not index.is_as_defined():
+            yield f"{index.path}: the definition of a table was changed"
         for table in ("ledger", "head", *COUNTED):
             yield from index.changed_rows(table)
         head = fields("head", index.one("head", "id = 1"))

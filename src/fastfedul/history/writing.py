@@ -13,8 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
@@ -93,7 +91,8 @@ class LedgerWriter(LedgerReader):
             if (recorded.index + 1) % self._settings.sums_every == 0:
                 self._fold_sums(change, recorded.index + 1)
             self._model_now = (change.head["model"], recorded.model)
-        self._last_step = (recorded.index, np.array(recorded.step))
+        exact = self._settings.step_dtype == "float32"
+        self._last_step = (recorded.index, recorded.step.copy()) if exact else None
 
     def _write_round(self, change: Change, recorded: RecordedRound) -> None:
         settings = self._settings
@@ -254,19 +253,19 @@ class LedgerWriter(LedgerReader):
                 yield change
                 change.finish()
         except BaseException:
-            if self._is_as_before(change):
-                change.undo()
+            self._undo(change)
             raise
         self._numbers.update(change.new_clients)
         change.clean_up()
 
-    def _is_as_before(self, change: Change) -> bool:
-        """Return whether a failed change is certain not to have been committed."""
-        try:
-            head = self._head()
-        except LedgerError:
-            return False
-        return head == change.before
+    def _undo(self, change: Change) -> None:
+        """Remove a failed change's files if it is certain not to be committed.
+
+        Otherwise they wait for the next writer, who knows from the index.
+        """
+        with contextlib.suppress(LedgerError), self.index.reading():
+            if self._head() == change.before:
+                change.undo()
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:

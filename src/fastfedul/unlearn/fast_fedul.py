@@ -341,12 +341,13 @@ def _standard_error(removal: _Removal, decay: Array) -> float | None:
         if round_.use == "aggregate":
             continue  # What was not kept is not in the model either.
         updates = asked[round_.index]
-        left = 1 - round_.removed_share - sum(update.share for update in updates)
+        gone = (*updates, *removal.earlier.get(round_.index, ()))
+        left = 1 - round_.removed_share - sum(update.share for update in gone)
         for update in updates:
             probability = update.keep_probability
             if not update.kept and probability in (0.0, 1.0):
                 return None
-            if probability < 1 and left > 0 and len(updates) < round_.num_updates:
+            if probability < 1 and left > 0 and len(gone) < round_.num_updates:
                 spread = (1 - probability) / probability
                 size = update.share * update.norm / left
                 variance += spread * (decay[round_.index] * size) ** 2

@@ -1,0 +1,159 @@
+"""From a painted figure to SVG text that can stand in a page beside others."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.report.content import RoundPoint, SweepPoint
+from fastfedul.report.wording import tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart also by people who are colour-blind.
+BLUE, VERMILLION, GREEN = "#0072b2", "#d55e00", "#009e73"
+INK, FAINT, EMPTY = "#1f2933", "#667380", "#d5dae0"
+
+RIGHT, ATTACK = "right answers", "attack works"
+
+WIDTH = 340  # units of the picture; on a phone about one pixel each
+_POINTS_PER_INCH = 72
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": False,
+    "grid.color": "#e4e8ec",
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "lines.linewidth": 2,
+    "lines.markersize": 5,
+    "figure.constrained_layout.hspace": 0.08,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.image_inline": True,
+}
+_SHEET = re.compile(r'<defs>\s*<style type="text/css">[^<]*</style>\s*</defs>')
+
+
+def draw(
+    name: str, description: str, height: float, paint: Callable[[Figure], None]
+) -> str:
+    """Return a chart as SVG text, the same for the same input.
+
+    Letters stay letters, so that the reader's device draws them in its own font; the
+    room for them is measured with a wide one.
+
+    Args:
+        name: Short word that makes the identifiers unique in a page.
+        description: What the chart shows, for people who cannot see it.
+        height: In units of which the chart is `WIDTH` wide.
+        paint: Puts axes and what they show into an empty figure.
+
+    Raises:
+        InvalidInputError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidInputError(
+            "charts need matplotlib; install it with pip install 'fastfedul[report]'"
+        ) from None
+    text = io.StringIO()
+    with style.context(["default", _STYLE | {"svg.hashsalt": name}]):
+        size = (WIDTH / _POINTS_PER_INCH, height / _POINTS_PER_INCH)
+        figure = Figure(figsize=size, layout="constrained")
+        with warnings.catch_warnings():
+            # A name may hold letters that only the reader's device can draw.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            paint(figure)
+            unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(text, format="svg", metadata=unsigned)
+    return _embeddable(text.getvalue(), name, description)
+
+
+def label_percent(axis: Axis, low: float = 0.0, num_steps: int = 4) -> None:
+    """Label an axis of shares with percentages, up to 100 % in equal steps."""
+    ticks = [low + (1 - low) * step / num_steps for step in range(num_steps + 1)]
+    axis.set_ticks(ticks, labels=[f"{tick * 100:.0f} %" for tick in ticks])
+
+
+def use_whole_numbers(axis: Axis, most: int = 8) -> None:
+    """Let an axis have ticks at whole numbers only, and not too many."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, integer=True))
+
+
+def plot_shares(
+    axes: Axes,
+    at: Sequence[float],
+    points: Sequence[RoundPoint] | Sequence[SweepPoint],
+    *,
+    markers: tuple[str, str] = ("", ""),
+) -> None:
+    """Plot right answers, and attacks that work if there are any, in percent."""
+    main = [point.main for point in points]
+    axes.plot(at, main, marker=markers[0], color=BLUE, linestyle="-", label=RIGHT)
+    attack = [math.nan if p.backdoor is None else p.backdoor for p in points]
+    if not all(map(math.isnan, attack)):
+        dashes = (0, (4, 1.5))
+        axes.plot(
+            at,
+            attack,
+            marker=markers[1],
+            color=VERMILLION,
+            linestyle=dashes,
+            label=ATTACK,
+        )
+    label_percent(axes.yaxis)
+    axes.set_ylim(-0.03, 1.03)
+    axes.grid(axis="y")
+
+
+def add_legend(figure: Figure) -> None:
+    """Put the names of the lines of the first axes above everything."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, borderpad=0.1)
+
+
+def _embeddable(svg: str, name: str, description: str) -> str:
+    """Drop what belongs to a file, make identifiers unique, add the description."""
+    body = _SHEET.sub("", svg[svg.index("<svg") :])
+    # Only inside tags: matplotlib escapes every < and > of the text between them.
+    named = re.sub(r"<[^<>]+>", lambda tag: _with_names(tag[0], name), body)
+    label = html.escape(tidy(description))
+    attributes = f'role="img" aria-label="{label}" stroke-linejoin="round"'
+    return named.replace("<svg ", f"<svg {attributes} ", 1).strip()
+
+
+def _with_names(tag: str, name: str) -> str:
+    tag = re.sub(r'(?<= )id="(?:[a-z]+[0-9.]*_)+[0-9]+"', "", tag)
+    return re.sub(r'((?<= )id="|url\(#|href="#)', rf"\g<1>{name}-", tag)

@@ -1,0 +1,201 @@
+"""The page stands alone, escapes everything, and leaves out what is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.report.as_html import render_html, write_html
+from fastfedul.report.content import Contributions, ExampleImages, Report, Row
+
+pytest.importorskip("matplotlib", reason="needs the extra report")
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+ADDRESSES = {"src", "href", "xlink:href", "action", "data", "srcset", "poster"}
+HOSTILE = "<script>alert(1)</script>\"'&amp;😀\n\x00\ud800" + "z" * 10_000
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes, and fails on tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(found == tag for found, _ in self.tags)
+
+
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    return render_html(report)
+
+
+SECTIONS = {
+    "rows": ["The result", "Before, after, and retrained", "All numbers"],
+    "rounds": ["Round by round"],
+    "unit_angles": ["Angle to the retrained model"],
+    "sweep": ["How strongly to damp"],
+    "contributions": ["Who contributed how much when"],
+    "examples": ["Poisoned images"],
+    "settings": ["Settings"],
+    "commands": ["How to reproduce"],
+}
+LAST = "What this does and does not show"
+
+
+def test_the_page_has_every_part_in_order(report: Report, text: str) -> None:
+    page = Page(text)
+    assert page.headings[0] == report.title
+    assert page.headings[1] == "The result"
+    assert page.headings[-1] == LAST
+    for headings in SECTIONS.values():
+        assert set(headings) <= set(page.headings)
+    assert (page.count("svg"), page.count("img"), page.count("pre")) == (5, 8, 1)
+    assert dict(page.tags)["html"] == {"lang": "en"}
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+    assert all(attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
+
+
+def test_the_result_reads_like_a_sentence(report: Report, text: str) -> None:
+    words = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    assert "Model Model works Attack works Time taken" in words
+    assert "Before 97.5 % 351 of 360 95.3–98.7 % 92.9 % 302 of 325" in words
+    assert "After fast-fedul 91.9 % 331 of 360 88.7–94.3 % 2.2 % 7 of 325" in words
+    for word in ("estimate", "no proof", "Membership inference", "one random seed"):
+        assert word in words
+    assert report.notes[0] in words
+
+
+@pytest.mark.parametrize("part", SECTIONS)
+def test_any_part_may_come_alone(part: str, report: Report) -> None:
+    alone = dataclasses.replace(Report("alone"), **{part: getattr(report, part)})
+    headings = Page(render_html(alone)).headings
+    assert {*headings} - {"alone", "In pictures", LAST} == {*SECTIONS[part]}
+
+
+def test_a_report_of_nothing_is_still_a_page() -> None:
+    images = ExampleImages(np.zeros((0, 8, 8, 1), np.uint8), ())
+    nobody = Contributions((), np.zeros((0, 0)))
+    report = Report("Nothing", contributions=nobody, examples=images)
+    assert Page(render_html(report)).headings == ["Nothing", LAST]
+
+
+def test_without_an_attack_the_table_has_no_column_for_it() -> None:
+    text = render_html(Report("t", rows=(Row("before", 0.5, (1, 2), (0.1, 0.9)),)))
+    assert "Model works" in text
+    assert "Attack works" not in text
+    assert "Time taken" not in text
+    assert "was not measured" in text
+
+
+def test_the_same_report_gives_the_same_page(report: Report, text: str) -> None:
+    assert render_html(report) == text
+
+
+def test_the_page_asks_the_network_for_nothing(text: str) -> None:
+    for tag, attributes in Page(text).tags:
+        assert tag not in {"script", "iframe", "object", "embed", "base", "form"}
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ADDRESSES:
+                assert (value or "").startswith(("data:", "#")), (tag, name)
+    assert "default-src 'none'" in text
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+    without_namespaces = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    without_pictures = re.sub(r'"data:image/png;[^"]*"', "", without_namespaces)
+    assert not re.search(r"https?:|//", without_pictures)
+
+
+def hostile_report(report: Report) -> Report:
+    assert report.contributions is not None
+    assert report.examples is not None
+    names = (HOSTILE, *report.contributions.clients[1:])
+    return dataclasses.replace(
+        report,
+        title=HOSTILE,
+        summary=(HOSTILE,),
+        rows=tuple(dataclasses.replace(row, method=HOSTILE) for row in report.rows),
+        forgotten=((20, HOSTILE),),
+        unit_angles={HOSTILE: np.ones(3)},
+        contributions=Contributions(names, report.contributions.values),
+        examples=ExampleImages(report.examples.images[:1], (HOSTILE,)),
+        settings={HOSTILE: HOSTILE},
+        commands=(HOSTILE,),
+        notes=(HOSTILE,),
+    )
+
+
+def test_names_from_strangers_stay_text(report: Report) -> None:
+    text = render_html(hostile_report(report))
+    page = Page(text)
+    assert not page.count("script")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "\x00" not in text
+    assert text.encode()
+    assert len(text) < 200_000
+    titles = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    assert titles[0] is not None
+    assert titles[0].startswith("<script>alert(1)</script>\"'&amp;😀")
+
+
+def test_a_file_holds_the_page_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    report = Report("😀", summary=("one",), settings={"seed": 1})
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    write_html(path, report)
+    assert path.read_text("utf-8") == render_html(report)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "none" / "report.html"):
+        with pytest.raises(InvalidInputError, match="cannot write") as caught:
+            write_html(path, Report("t"))
+        assert "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_write_that_fails_leaves_the_old_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(InvalidInputError, match="No space left"):
+        write_html(path, Report("t"))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
