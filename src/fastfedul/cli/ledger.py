@@ -190,7 +190,7 @@ def import_models(
     FOLDER holds `global/0.safetensors`, `global/1.safetensors` and so on (the server's
     model before each round, and the last one); `clients/0/NAME.safetensors` and so on
     (each participant's model after its training in that round); and, if clients count
-    by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}. Files may also be .npz.
+    by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}. Files may be .npz too.
     """
     if store not in STORAGE_DTYPES:
         raise InvalidInputError(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fastfedul.cli import data, forget, ledger
+from fastfedul.cli import compare, data, demo, evaluate, forget, ledger, train
 from fastfedul.cli.output import err
 from fastfedul.errors import FastFedULError
 
@@ -22,7 +22,12 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.command("demo")(demo.run_demo)
+app.command("train")(train.train_run)
 app.command("forget")(forget.forget_clients)
+app.command("evaluate")(evaluate.evaluate_run)
+app.command("compare")(compare.compare_methods)
+app.command("report")(compare.write_report)
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,9 +50,11 @@ def main(
 ) -> None:
     """Take a client back out of a federated model, without data and without training.
 
-    A **ledger** remembers what every client contributed to every round.
-    **forget** reads it, estimates what the model would be without a client,
-    and makes that the current model. It is an estimate: each result says how much of
+    Start with **fastfedul demo**. **train** runs a federation on one machine,
+    **evaluate**, **compare** and **report** measure it. A **ledger** remembers what
+    every client contributed to every round. **forget** reads it, estimates what the
+    model would be without a client, and makes that the current model. It is an
+    estimate: each result says how much of
     the client's history it could use, and nothing here certifies that a model has
     forgotten.
 

@@ -1,0 +1,190 @@
+"""`fastfedul compare` and `fastfedul report`: ways to forget beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_json,
+    print_table,
+    show_seconds,
+)
+from fastfedul.evaluate.intervals import Proportion
+from fastfedul.unlearn.registry import METHODS
+
+if TYPE_CHECKING:
+    from fastfedul.comparing import Comparison, Say
+
+PAGE = "report.html"
+ALL_METHODS = ",".join(METHODS)
+
+RunPath = Annotated[Path, typer.Argument(help="A finished run.", metavar="RUN")]
+ForgetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--forget", help="Whom to forget; may be repeated. The attackers by default."
+    ),
+]
+MethodsOption = Annotated[
+    str, typer.Option(help=f"Names with commas: {', '.join(METHODS)}.")
+]
+DampingOption = Annotated[float, typer.Option(help="As in `fastfedul forget`.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help=f"Where the page goes; RUN/{PAGE}.")
+]
+
+
+def compare_methods(
+    path: RunPath,
+    forget: ForgetOption = None,
+    methods: MethodsOption = ALL_METHODS,
+    damping: DampingOption = 0.07,
+    out_file: OutOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Compare ways to forget with the model before and with true retraining.
+
+    The run itself is not changed. Retraining leaves the clients' slots empty and keeps
+    everything else: seed, split, draws, initial model. It is done once and kept in the
+    run. A page with pictures is written beside the numbers.
+    """
+    found = run_comparison(path, forget or (), methods.split(","), damping)
+    page = write_page(path, found, out_file)
+    if json:
+        print_json(comparison_json(found, page))
+    else:
+        show_comparison(found, page)
+
+
+def write_report(
+    path: RunPath,
+    forget: ForgetOption = None,
+    damping: DampingOption = 0.07,
+    out_file: OutOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write one HTML page about a run: pictures, numbers, settings, how to reproduce.
+
+    The page stands alone: it needs no network and no other file.
+    """
+    found = run_comparison(path, forget or (), tuple(METHODS), damping)
+    page = write_page(path, found, out_file)
+    if json:
+        print_json({"report": str(page)})
+    else:
+        out().print(f"report: {page}", markup=False, soft_wrap=True)
+
+
+def run_comparison(
+    path: Path, forget: Sequence[str], methods: Sequence[str], damping: float
+) -> Comparison:
+    """Compare, with a progress bar on standard error."""
+    from fastfedul.comparing import compare
+
+    with _progress() as say:
+        return compare(path, forget, methods=methods, damping=damping, say=say)
+
+
+def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
+    """Write the HTML page and return its path."""
+    from fastfedul.report.as_html import write_html
+    from fastfedul.reporting import report_of
+
+    page = out_file or path / PAGE
+    with err().status("drawing the report"):
+        write_html(page, report_of(path, found))
+    return page
+
+
+def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
+    """Return a comparison as scripts want it."""
+    from fastfedul.report.as_json import rows_to_json
+    from fastfedul.reporting import row_of
+
+    rows = rows_to_json([row_of(row) for row in found.rows])
+    for row, evaluation in zip(rows, found.rows, strict=True):
+        near, member = evaluation.closeness, evaluation.membership
+        row["last_layer_angle_degrees"] = row["angle_degrees"]
+        row["angle_degrees"] = near.angle_degrees if near else None
+        row["mia_tpr_at_1_fpr"] = member.tpr_at_1_fpr if member else None
+        row["mia_auc_interval"] = member.auc_interval if member else None
+        row["kl"] = evaluation.kl
+        change = evaluation.change
+        row["prediction_change"] = change.mean_distance if change else None
+    return {
+        "rows": rows,
+        "forget": list(found.forget),
+        "damping": found.damping,
+        "keeping": {
+            "budget": found.keeping.budget,
+            "attackers": found.keeping.attackers,
+            "others": found.keeping.others,
+        },
+        "sweep": [
+            {
+                "damping": point.damping,
+                "main": point.main.value,
+                "backdoor": point.backdoor.value if point.backdoor else None,
+            }
+            for point in found.sweep
+        ],
+        "report": str(page),
+    }
+
+
+def show_comparison(found: Comparison, page: Path) -> None:
+    """Print the table anyone understands, and where the page is."""
+    first = found.rows[0]
+    columns = ["", f"model works (of {first.main.total})"]
+    if first.backdoor:
+        columns.append(f"attack works (of {first.backdoor.total})")
+    columns.append("time taken")
+    rows = []
+    for row in found.rows:
+        cells = [row.method, _percent(row.main)]
+        if first.backdoor:
+            cells.append(_percent(row.backdoor))
+        cells.append("" if row.method == "before" else show_seconds(row.seconds))
+        rows.append(cells)
+    print_table(f"Forgetting {', '.join(found.forget)}", columns, rows)
+    out().print("In brackets: 95 % intervals.", markup=False)
+    out().print(f"report: {page}", markup=False, soft_wrap=True)
+
+
+def _percent(proportion: Proportion | None) -> str:
+    if proportion is None or proportion.value is None or proportion.interval is None:
+        return "-"
+    low, high = proportion.interval
+    return f"{proportion.value:.1%} [{100 * low:.1f} to {100 * high:.1f}]"
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )

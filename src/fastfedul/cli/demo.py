@@ -1,0 +1,78 @@
+"""`fastfedul demo`: the whole story on embedded data in one command."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastfedul.cli.compare import (
+    comparison_json,
+    run_comparison,
+    show_comparison,
+    write_page,
+)
+from fastfedul.cli.output import JsonFlag, err, out, print_json
+from fastfedul.errors import InvalidInputError
+
+DAMPING = 0.07
+
+
+def run_demo(
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder for the run; replaced if it is one.")
+    ] = Path("fastfedul-demo"),
+    seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Train a federation with a backdoor attacker, forget it, compare with retraining.
+
+    Ten clients learn scikit-learn's digits; one of them hides a backdoor. Takes less
+    than a minute on two cores and ends with a table and a page to open in a browser.
+    """
+    from fastfedul.cli.train import training_progress
+    from fastfedul.experiment import RunConfig, train
+
+    _make_room(folder)
+    # Chosen on the seeds 100 to 104; how it does on others is in the documentation.
+    config = RunConfig(
+        attack="pixel",
+        poison_ratio=0.3,
+        epochs=4,
+        batch_size=32,
+        lr=0.05,
+        momentum=0.9,
+        rounds=20,
+        seed=seed,
+    )
+    if not json:
+        out().print(
+            f"Ten clients learn digits; {config.poisoning.attackers[0]} hides a "
+            "backdoor: a few white pixels are to mean a 2.",
+            soft_wrap=True,
+        )
+    with training_progress(config.rounds, hidden=json) as progress:
+        train(folder, config, progress)
+    found = run_comparison(folder, (), ("fast-fedul",), DAMPING)
+    page = write_page(folder, found, None)
+    if json:
+        print_json(comparison_json(found, page))
+        return
+    show_comparison(found, page)
+    err().print("open the report in a browser", markup=False)
+
+
+def _make_room(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not _is_run(folder)):
+        raise InvalidInputError(
+            f"{folder} exists and is no run of ours; choose another --out"
+        )
+    shutil.rmtree(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and (folder / "ledger").is_dir()

@@ -1,0 +1,78 @@
+"""`fastfedul evaluate`: how good the model of a run is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastfedul.cli.output import JsonFlag, print_facts, print_json
+from fastfedul.evaluate.intervals import Proportion
+
+
+def evaluate_run(
+    path: Annotated[Path, typer.Argument(help="A run.", metavar="RUN")],
+    json: JsonFlag = False,
+) -> None:
+    """Measure the current model of a run: right answers, and attacks that work.
+
+    Right answers are counted on clean test images. The attack is counted on images that
+    nobody trained on and that do not truly belong to the class the attackers want.
+    Intervals are 95 % Wilson intervals.
+    """
+    from fastfedul.comparing import questions_of
+    from fastfedul.evaluate.comparison import ask, score
+    from fastfedul.experiment import load_config
+    from fastfedul.history.reading import LedgerReader
+    from fastfedul.preparation import prepare
+
+    prepared = prepare(load_config(path))
+    questions = questions_of(prepared)
+    with LedgerReader(path) as ledger:
+        model, rounds = ledger.final, ledger.num_rounds
+        states = {name: entry.state for name, entry in ledger.clients().items()}
+    main, backdoor = score(ask(prepared.trainer.predict, model, questions), questions)
+    if json:
+        print_json(
+            {
+                "main": main.value,
+                "main_count": [main.successes, main.total],
+                "main_interval": main.interval,
+                "backdoor": backdoor.value if backdoor else None,
+                "backdoor_count": _count(backdoor),
+                "backdoor_interval": backdoor.interval if backdoor else None,
+                "rounds": rounds,
+                "clients": list(prepared.config.names),
+                "attackers": list(prepared.attack.attackers),
+                "forgotten": [name for name, s in states.items() if s != "active"],
+            }
+        )
+        return
+    facts = [
+        ("rounds", f"{rounds} of {prepared.config.rounds}"),
+        ("right answers", show_proportion(main)),
+    ]
+    if backdoor:
+        facts.append(("attack works", show_proportion(backdoor)))
+        facts.append(("attackers", ", ".join(prepared.attack.attackers)))
+    print_facts(f"Run {path}", facts)
+
+
+def show_proportion(proportion: Proportion | None) -> str:
+    """Return a proportion with its count and interval.
+
+    >>> show_proportion(Proportion(9, 10))
+    '90.0% (9 of 10; 59.6% to 98.2%)'
+    """
+    if proportion is None or proportion.value is None or proportion.interval is None:
+        return "-"
+    low, high = proportion.interval
+    return (
+        f"{proportion.value:.1%} ({proportion.successes} of {proportion.total}; "
+        f"{low:.1%} to {high:.1%})"
+    )
+
+
+def _count(proportion: Proportion | None) -> list[int] | None:
+    return [proportion.successes, proportion.total] if proportion else None

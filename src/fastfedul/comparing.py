@@ -1,0 +1,266 @@
+"""Compares ways to forget on one run: before, retrained, and a row per method."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.data.dataset import Images, to_model_input
+from fastfedul.errors import InvalidInputError
+from fastfedul.evaluate.comparison import (
+    Answers,
+    Evaluation,
+    Questions,
+    ask,
+    evaluate,
+    score,
+)
+from fastfedul.evaluate.intervals import Proportion
+from fastfedul.experiment import load_config, retrain
+from fastfedul.federation.rounds import participants
+from fastfedul.history.index import digest_of
+from fastfedul.history.ledger import Ledger, require_known
+from fastfedul.history.model_files import model_written, read_model
+from fastfedul.history.reading import LedgerReader
+from fastfedul.history.sampling import Keep
+from fastfedul.history.views import KeptView
+from fastfedul.preparation import Prepared, prepare, start_workers
+from fastfedul.records import ClientId, Model
+from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.protocol import UnlearnRequest
+from fastfedul.unlearn.registry import METHODS, find_method
+
+DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+"""Dampings of the curve that a comparison shows."""
+
+Say = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepScore:
+    """How the cleaned model does with one damping."""
+
+    damping: float
+    main: Proportion
+    backdoor: Proportion | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How likely optimal keeping is to keep an update, attackers beside the others.
+
+    Attributes:
+        budget: Updates kept of a round.
+        attackers: Mean probability of the attackers' updates; None without attackers.
+        others: Mean probability of the other clients' updates.
+    """
+
+    budget: int
+    attackers: float | None
+    others: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        prepared: Data, attack and model of the run.
+        forget: Whom the methods forgot.
+        rows: `before`, `retrained`, then a row per method.
+        sweep: Fast-FedUL with several dampings.
+        keeping: Whom optimal keeping prefers.
+        damping: The damping of the rows.
+    """
+
+    prepared: Prepared
+    forget: tuple[ClientId, ...]
+    rows: tuple[Evaluation, ...]
+    sweep: tuple[SweepScore, ...]
+    keeping: Keeping
+    damping: float
+
+
+def compare(
+    folder: Path,
+    forget: Sequence[ClientId] = (),
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    damping: float = 0.07,
+    say: Say = lambda what, done, total: None,
+) -> Comparison:
+    """Forget clients of a finished run in every way asked for; the run is unchanged.
+
+    Args:
+        folder: The run.
+        forget: Whom to forget; the attackers by default.
+        methods: Names of methods.
+        damping: Their damping.
+        say: Told how far it is.
+    """
+    config = load_config(folder)
+    prepared = prepare(config)
+    names = tuple(sorted(set(forget or prepared.attack.attackers)))
+    if not names:
+        raise InvalidInputError("nobody attacks in this run; name a client to forget")
+    chosen = {name: find_method(name, damping=damping) for name in methods}
+    with LedgerReader(folder) as ledger, ledger.snapshot():
+        _check(ledger, names, config.rounds)
+        reference, seconds, calls = _retrained(folder, prepared, ledger, names, say)
+        questions = questions_of(prepared, names)
+        predict = prepared.trainer.predict
+        before = ask(predict, ledger.final, questions)
+        again = ask(predict, reference, questions)
+        rows = [
+            _row("before", before, questions, before, again),
+            _row("retrained", again, questions, before, again, seconds, calls),
+        ]
+        request = UnlearnRequest(ledger, frozenset(names))
+        for name, method in chosen.items():
+            say("methods", len(rows) - 2, len(chosen))
+            result = method(request)
+            cleaned = Model(result.params, ledger.final.buffers)
+            answers = ask(predict, cleaned, questions)
+            rows.append(
+                _row(
+                    name,
+                    answers,
+                    questions,
+                    before,
+                    again,
+                    result.seconds,
+                    result.client_calls,
+                    result.bytes_read,
+                )
+            )
+        sweep = _sweep(prepared, ledger, request, questions, say)
+        keeping = keeping_of(ledger, prepared.attack.attackers)
+    return Comparison(prepared, names, tuple(rows), sweep, keeping, damping)
+
+
+def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
+    """Return what the models of a run are asked."""
+    own = [data for data in prepared.clients if data.client in target]
+    shape = prepared.dataset.image_shape
+    none: Images = np.zeros((0, *shape), np.uint8)
+    images = np.concatenate([none, *(data.images for data in own)])
+    labels = np.concatenate([np.zeros(0, np.int64), *(data.labels for data in own)])
+    return Questions(
+        to_model_input(prepared.dataset.test_images),
+        prepared.dataset.test_labels,
+        to_model_input(prepared.backdoor.images),
+        prepared.backdoor.labels,
+        to_model_input(images),
+        labels,
+    )
+
+
+def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
+    """Return how likely optimal keeping of half the updates keeps whose update."""
+    rounds = ledger.rounds()
+    size = max((round_.num_updates for round_ in rounds), default=0)
+    budget = max(1, size // 2)
+    view = KeptView(ledger, Keep("optimal", budget))
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for round_ in rounds:
+        for update in view.updates_in(round_.index):
+            groups[update.client in attackers].append(update.keep_probability)
+    means = {k: float(np.mean(v)) if v else None for k, v in groups.items()}
+    return Keeping(budget, means[True], means[False])
+
+
+def _check(ledger: LedgerReader, names: Sequence[ClientId], rounds: int) -> None:
+    require_known(ledger, names)
+    for name in names:
+        if ledger.clients()[name].state != "active":
+            raise InvalidInputError(
+                f"client {name!r:.80} was forgotten already, so there is no model that "
+                "remembers it; compare before forgetting"
+            )
+    if ledger.num_rounds < rounds:
+        raise InvalidInputError(
+            f"only {ledger.num_rounds} of {rounds} rounds are trained; "
+            "finish with `fastfedul train --resume` first"
+        )
+
+
+def _row(
+    method: str,
+    answers: Answers,
+    questions: Questions,
+    before: Answers,
+    reference: Answers,
+    seconds: float = 0.0,
+    client_calls: int = 0,
+    history_bytes: int = 0,
+) -> Evaluation:
+    return evaluate(
+        method,
+        answers,
+        questions,
+        before=before,
+        reference=reference,
+        seconds=seconds,
+        client_calls=client_calls,
+        history_bytes=history_bytes,
+    )
+
+
+def _sweep(
+    prepared: Prepared,
+    ledger: Ledger,
+    request: UnlearnRequest,
+    questions: Questions,
+    say: Say,
+) -> tuple[SweepScore, ...]:
+    found = []
+    method = FastFedUL(minimum_coverage=0)
+    for done, result in enumerate(method.sweep(request, DAMPINGS)):
+        say("dampings", done, len(DAMPINGS))
+        model = Model(result.params, ledger.final.buffers)
+        answers = ask(prepared.trainer.predict, model, questions)
+        found.append(SweepScore(DAMPINGS[done], *score(answers, questions)))
+    return tuple(found)
+
+
+def _retrained(
+    folder: Path,
+    prepared: Prepared,
+    ledger: LedgerReader,
+    names: Sequence[ClientId],
+    say: Say,
+) -> tuple[Model, float, int]:
+    """Return the retrained model, its seconds and client calls; kept in the run."""
+    config = prepared.config
+    gone = {c for c, entry in ledger.clients().items() if entry.state != "active"}
+    absent = frozenset({*names, *gone})
+    key = digest_of(config.to_toml(), *sorted(absent)).hex()[:16]
+    path = folder / f"retrained-{key}.safetensors"
+    facts = path.with_suffix(".json")
+    buffers = frozenset(ledger.initial.buffers)
+    if path.exists() and facts.exists():
+        stored = json.loads(facts.read_text("utf-8"))
+        model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
+        return model, float(stored["seconds"]), int(stored["client_calls"])
+    with start_workers(prepared) as workers:
+        started = time.perf_counter()
+        model = retrain(
+            prepared,
+            workers,
+            absent,
+            lambda index: say("retraining", index + 1, config.rounds),
+        )
+        seconds = time.perf_counter() - started
+    calls = sum(
+        len(participants(config.names, config.schedule, index, absent))
+        for index in range(config.rounds)
+    )
+    with model_written(path, model):
+        facts.write_text(json.dumps({"seconds": seconds, "client_calls": calls}))
+    return model, seconds, calls

@@ -1,0 +1,79 @@
+"""One client's part of a round, wherever it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.data.dataset import ClientData, to_model_input
+from fastfedul.errors import FastFedULError
+from fastfedul.federation.trainer import Logits, Trainer, TrainingError
+from fastfedul.params import Array, Params
+from fastfedul.records import Model
+from fastfedul.rng import name_key, stream
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """What a client sends back.
+
+    Attributes:
+        delta: Local minus global parameters.
+        buffers: Its local buffers.
+    """
+
+    delta: Params
+    buffers: Mapping[str, Array]
+
+
+def train_client(
+    trainer: Trainer, model: Model, data: ClientData, index: int, seed: int
+) -> LocalResult:
+    """Return what a client sends back in a round, a function of the arguments alone.
+
+    Raises:
+        TrainingError: If the training failed or ran away.
+    """
+    rng = stream(seed, "local training", index, name_key(data.client))
+    try:
+        inputs = to_model_input(data.images)
+        local = trainer.train(model, inputs, data.labels, rng)
+    except FastFedULError:
+        raise
+    except Exception as error:
+        raise TrainingError(
+            f"the training of {data.client} failed in round {index}: {one_line(error)}"
+        ) from error
+    delta = local.params.flat - model.params.flat
+    if not np.isfinite(delta).all():
+        raise TrainingError(
+            f"the training of {data.client} ran away in round {index}: its model has "
+            "infinite values; use a smaller learning rate"
+        )
+    return LocalResult(Params(model.params.layout, delta), local.buffers)
+
+
+def predict_part(
+    trainer: Trainer, model: Model, data: ClientData, begin: int, end: int
+) -> Logits:
+    """Return what a model says of some of the images.
+
+    Raises:
+        TrainingError: If the model cannot be applied to them.
+    """
+    try:
+        return trainer.predict(model, to_model_input(data.images[begin:end]))
+    except FastFedULError:
+        raise
+    except Exception as error:
+        raise TrainingError(
+            f"the model could not be applied to {data.client}: {one_line(error)}"
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,237 @@
+"""Federated training, round by round: who takes part, and what the server makes of it.
+
+Every draw has a stream of its own, keyed by round and client. So leaving a client out
+leaves its slot empty and changes nobody else's part, and a run can be taken up at any
+round.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import LocalResult
+from fastfedul.params import Array, Params, weighted_sum
+from fastfedul.records import ClientId, ClientUpdate, Model, Round
+from fastfedul.rng import name_key, stream
+
+Weighting = Literal["size", "equal"]
+WEIGHTINGS: tuple[Weighting, ...] = ("size", "equal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Who takes part in a round, and with which share.
+
+    Attributes:
+        seed: Seed of the run.
+        per_round: How many clients are drawn for a round; None for all.
+        dropout: Probability that a client that was drawn misses the round.
+        weighting: `size`: shares in proportion to the number of examples; `equal`.
+    """
+
+    seed: int
+    per_round: int | None = None
+    dropout: float = 0.0
+    weighting: Weighting = "size"
+
+    def __post_init__(self) -> None:
+        if self.per_round is not None and self.per_round < 1:
+            raise InvalidInputError(
+                f"{self.per_round} clients a round; choose 1 or more"
+            )
+        if not 0 <= self.dropout < 1:
+            raise InvalidInputError(
+                f"the dropout is {self.dropout:g}; choose 0 or more and below 1"
+            )
+        if self.weighting not in WEIGHTINGS:
+            raise InvalidInputError(
+                f"unknown weighting {self.weighting!r}; choose size or equal"
+            )
+
+
+LocalWork = Callable[[Model, int, Sequence[ClientId]], Sequence[LocalResult]]
+"""Trains some clients from a model in a round of a number; answers in their order."""
+
+
+def run_rounds(
+    work: LocalWork,
+    sizes: Mapping[ClientId, int],
+    schedule: Schedule,
+    *,
+    model: Model,
+    stop: int,
+    start: int = 0,
+    absent: Set[ClientId] = frozenset(),
+    scales: Mapping[ClientId, float] | None = None,
+    select: Callable[[Round], Round] | None = None,
+) -> Iterator[Round]:
+    """Yield the rounds, each trained when it is asked for.
+
+    The same arguments give the same rounds, and starting later from the model of that
+    moment gives the same rest.
+
+    Args:
+        work: Does the clients' training.
+        sizes: Number of examples of every client of the federation, also of those
+            that are absent.
+        schedule: Who takes part.
+        model: The model before the first of these rounds.
+        stop: Number of the round to stop before.
+        start: Number of the first round.
+        absent: Clients that are left out; their slots stay empty.
+        scales: What clients multiply their update by before they send it.
+        select: Marks which updates are kept, and says whether the others count.
+    """
+    for index in range(start, stop):
+        names = participants(tuple(sizes), schedule, index, absent)
+        results = work(model, index, names)
+        shares = shares_of([sizes[name] for name in names], schedule.weighting)
+        updates = tuple(
+            ClientUpdate(name, share, _scaled(result.delta, (scales or {}).get(name)))
+            for name, share, result in zip(names, shares, results, strict=True)
+        )
+        round_ = Round(index, updates)
+        if select is not None:
+            round_ = select(round_)
+        if model.buffers:
+            local = [result.buffers for result in results]
+            buffers = average_buffers(local, entered_weights(round_), model.buffers)
+            round_ = Round(index, round_.updates, None, buffers, round_.use)
+        model = advance(model, round_)
+        yield round_
+
+
+def participants(
+    clients: Sequence[ClientId],
+    schedule: Schedule,
+    index: int,
+    absent: Set[ClientId] = frozenset(),
+) -> tuple[ClientId, ...]:
+    """Return who takes part in a round, sorted by name.
+
+    The draw is over all clients and each one drops out on its own, so that an absent
+    one is missing and nothing else changes. A round that would be left with nobody is
+    drawn anew, as often as it takes: a round without participants teaches nothing.
+
+    Raises:
+        InvalidInputError: If all clients are absent, or more are to be drawn than
+            there are.
+    """
+    if not set(clients) - absent:
+        raise InvalidInputError("no client is left to train with")
+    if (schedule.per_round or 0) > len(clients):
+        raise InvalidInputError(
+            f"cannot draw {schedule.per_round} of {len(clients)} clients a round; "
+            f"choose at most {len(clients)}"
+        )
+    for attempt in itertools.count():
+        again = (attempt,) if attempt else ()
+        drawn = _draw(clients, schedule, index, again)
+        here = [
+            name
+            for name in drawn
+            if name not in absent and not _drops_out(name, schedule, index, again)
+        ]
+        if here:
+            return tuple(sorted(here))
+    raise AssertionError("unreachable")
+
+
+def shares_of(sizes: Sequence[int], weighting: Weighting) -> list[float]:
+    """Return the shares of a round's participants; they sum to 1.
+
+    >>> shares_of([1, 3], "size"), shares_of([1, 3], "equal")
+    ([0.25, 0.75], [0.5, 0.5])
+    """
+    weights = [1] * len(sizes) if weighting == "equal" else list(sizes)
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def entered_weights(round_: Round) -> list[float]:
+    """Return the weight with which each update of a round goes into the model."""
+    if round_.use == "store":
+        return [update.share for update in round_.updates]
+    return [u.share / u.keep_probability if u.kept else 0.0 for u in round_.updates]
+
+
+def advance(model: Model, round_: Round) -> Model:
+    """Return the model after a round, in the very bits a ledger computes.
+
+    The updates are added in the order of the clients' names.
+    """
+    buffers = model.buffers if round_.buffers is None else round_.buffers
+    ordered = sorted(
+        zip(round_.updates, entered_weights(round_), strict=True),
+        key=lambda pair: pair[0].client,
+    )
+    counted = [
+        (u.delta, weight) for u, weight in ordered if weight and u.delta is not None
+    ]
+    if not counted:
+        return Model(model.params, buffers)
+    vectors = [delta.flat for delta, _ in counted]
+    step = weighted_sum(vectors, [weight for _, weight in counted])
+    return Model(Params(model.params.layout, model.params.flat + step), buffers)
+
+
+def average_buffers(
+    local: Sequence[Mapping[str, Array]],
+    weights: Sequence[float],
+    current: Mapping[str, Array],
+) -> Mapping[str, Array]:
+    """Return the buffers after a round.
+
+    Floating-point buffers, such as the statistics of batch normalisation, are averaged
+    with the weights; of whole numbers, such as counters, the largest is taken. With no
+    weight at all they stay as they are.
+    """
+    counted = [
+        (own, weight) for own, weight in zip(local, weights, strict=True) if weight
+    ]
+    total = sum(weight for _, weight in counted)
+    if not counted:
+        return current
+    averaged: dict[str, Array] = {}
+    for name, before in current.items():
+        rows = [np.asarray(own[name]) for own, _ in counted]
+        if before.dtype.kind == "f":
+            mean = sum(
+                row.astype(np.float64) * (weight / total)
+                for row, (_, weight) in zip(rows, counted, strict=True)
+            )
+            averaged[name] = np.asarray(mean, before.dtype)
+        else:
+            averaged[name] = np.asarray(np.max(rows, axis=0), before.dtype)
+    return averaged
+
+
+def _draw(
+    clients: Sequence[ClientId], schedule: Schedule, index: int, again: tuple[int, ...]
+) -> Sequence[ClientId]:
+    if schedule.per_round is None or schedule.per_round == len(clients):
+        return clients
+    rng = stream(schedule.seed, "draw", index, *again)
+    places = rng.choice(len(clients), schedule.per_round, replace=False)
+    return [clients[place] for place in places]
+
+
+def _drops_out(
+    client: ClientId, schedule: Schedule, index: int, again: tuple[int, ...]
+) -> bool:
+    if schedule.dropout == 0:
+        return False
+    rng = stream(schedule.seed, "dropout", index, name_key(client), *again)
+    return bool(rng.random() < schedule.dropout)
+
+
+def _scaled(delta: Params, factor: float | None) -> Params:
+    if factor is None or factor == 1:
+        return delta
+    return Params(delta.layout, delta.flat * np.float32(factor))

@@ -1,0 +1,1 @@
+"""The edge: where the stages meet frameworks. Each module needs its own extra."""

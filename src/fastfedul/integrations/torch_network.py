@@ -1,0 +1,163 @@
+"""A PyTorch network whose parameters lie in one block of memory.
+
+A step of SGD is then a few operations on two vectors, however many layers there are,
+and a model goes in and out by copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.trainer import Inputs, Labels, LocalTraining, Logits
+from fastfedul.params import Layout, Params, Slot
+from fastfedul.records import Model
+
+_ALIGNMENT = 16
+_PART = 500
+
+
+class Network:
+    """Trains and applies a network; between calls only its memory is of use."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module.float()
+        named = dict(module.named_parameters())
+        if not named:
+            raise InvalidInputError("the model has no parameters to train")
+        learned = [p for p in named.values() if p.requires_grad]
+        self._values, places = _gather(learned)
+        self._gradient = torch.zeros_like(self._values)
+        for parameter, start in zip(learned, places, strict=True):
+            parameter.grad = _window(self._gradient, parameter, start)
+        self._parameters = {name: p.detach().numpy() for name, p in named.items()}
+        kept = module.state_dict()
+        self._buffers = {
+            name: buffer.numpy()
+            for name, buffer in module.named_buffers()
+            if name in kept
+        }
+        self._layout = Layout(
+            tuple(Slot(n, a.shape, "float32") for n, a in self._parameters.items())
+        )
+        self._channels_last = any(
+            p.dim() == 4 and not p.is_contiguous() for p in named.values()
+        )
+
+    def read(self) -> Model:
+        """Return a copy of the parameters and buffers."""
+        buffers = {name: buffer.copy() for name, buffer in self._buffers.items()}
+        return Model(Params.of(self._parameters, self._layout), buffers)
+
+    def train(
+        self,
+        model: Model,
+        inputs: Inputs,
+        labels: Labels,
+        rng: np.random.Generator,
+        *,
+        local: LocalTraining,
+        threads: int = 1,
+    ) -> Model:
+        """Return the model after SGD over all examples, `local.epochs` times."""
+        self._write(model)
+        self._module.train()
+        images = self._tensor(inputs)
+        targets = torch.from_numpy(np.array(labels, np.int64))
+        velocity = torch.zeros_like(self._values) if local.momentum else None
+        with _using(threads), seeded(int(rng.integers(2**63))):
+            for _ in range(local.epochs):
+                order = torch.from_numpy(rng.permutation(len(targets)))
+                for batch in torch.split(order, local.batch_size):
+                    self._gradient.zero_()
+                    logits = self._module(images[batch])
+                    loss = functional.cross_entropy(logits, targets[batch])
+                    torch.autograd.backward(loss)
+                    self._step(local, velocity)
+        return self.read()
+
+    def predict(self, model: Model, inputs: Inputs, *, threads: int = 1) -> Logits:
+        """Return the logits, computed in evaluation mode."""
+        self._write(model)
+        self._module.eval()
+        with _using(threads), torch.inference_mode():
+            parts = [
+                self._module(self._tensor(inputs[start : start + _PART])).numpy()
+                for start in range(0, max(1, len(inputs)), _PART)
+            ]
+        logits: Logits = np.concatenate(parts).astype(np.float32, copy=False)
+        return logits
+
+    def _step(self, local: LocalTraining, velocity: torch.Tensor | None) -> None:
+        """Move the parameters as `torch.optim.SGD` does."""
+        with torch.no_grad():
+            if local.weight_decay:
+                self._gradient.add_(self._values, alpha=local.weight_decay)
+            direction = self._gradient
+            if velocity is not None:
+                direction = velocity.mul_(local.momentum).add_(self._gradient)
+            self._values.add_(direction, alpha=-local.lr)
+
+    def _write(self, model: Model) -> None:
+        if model.params.layout != self._layout:
+            raise InvalidInputError(
+                "the model is of another kind than this network; "
+                "use the network it was trained with"
+            )
+        for name, parameter in self._parameters.items():
+            np.copyto(parameter, model.params[name])
+        for name, buffer in self._buffers.items():
+            np.copyto(buffer, model.buffers[name])
+
+    def _tensor(self, inputs: Inputs) -> torch.Tensor:
+        images = torch.from_numpy(np.require(inputs, np.float32, ("C", "W")))
+        if self._channels_last and images.dim() == 4:
+            return images.contiguous(memory_format=torch.channels_last)
+        return images
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let PyTorch's own random numbers follow from a seed within a block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _gather(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[int]]:
+    """Move parameters into one vector; return it, and where each of them begins."""
+    starts, end = [], 0
+    for parameter in parameters:
+        starts.append(end)
+        end += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+    values = torch.zeros(end)
+    for parameter, start in zip(parameters, starts, strict=True):
+        window = _window(values, parameter, start)
+        window.copy_(parameter.detach())
+        parameter.data = window
+    return values, starts
+
+
+def _window(values: torch.Tensor, parameter: nn.Parameter, start: int) -> torch.Tensor:
+    """Return a view shaped like a parameter, in the order of its own memory."""
+    strides = torch.empty_like(parameter).stride()
+    return values.as_strided(parameter.shape, strides, start)
+
+
+@contextmanager
+def _using(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,171 @@
+"""What a run works with: its data, its attack, its model, and workers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.data import backdoor, sources
+from fastfedul.data.backdoor import Attack
+from fastfedul.data.dataset import ClientData, Dataset, Examples, set_aside, subset
+from fastfedul.data.partition import split
+from fastfedul.federation.rounds import advance, run_rounds
+from fastfedul.federation.trainer import Labels, Logits, Trainer
+from fastfedul.federation.workers import Workers, count_cores, open_workers
+from fastfedul.integrations.torch import TorchTrainer
+from fastfedul.records import ClientId, Model, Round
+from fastfedul.run_config import RunConfig
+
+_TEST = "test images"
+_BACKDOOR = "backdoor images"
+_SMALL_RUN = 2e7
+"""Pixels trained on in a whole run below which starting processes does not pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run works with, a function of its options.
+
+    Attributes:
+        config: The options.
+        dataset: Test images, and the training images the clients share.
+        clients: Everybody's examples, those of attackers poisoned.
+        server: The server's own clean images.
+        attack: What the attackers do, labels filled in.
+        backdoor: Images on which the attack is measured; empty without an attack.
+        trainer: Trains and applies the model.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    clients: tuple[ClientData, ...]
+    server: Examples
+    attack: Attack
+    backdoor: Examples
+    trainer: Trainer
+
+    @property
+    def sizes(self) -> dict[ClientId, int]:
+        """Number of examples of every client."""
+        return {data.client: data.num_examples for data in self.clients}
+
+    @property
+    def scales(self) -> dict[ClientId, float]:
+        """What attackers multiply their updates by."""
+        return dict.fromkeys(self.attack.attackers, self.attack.scale)
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load, split and poison the data, and describe the model."""
+    dataset = sources.load(config.data)
+    if config.train_size is not None:
+        dataset = subset(dataset, config.train_size, config.seed)
+    server, dataset = set_aside(dataset, config.server_images, config.seed)
+    clean = split(dataset, config.clients, config.split, config.seed)
+    attack = backdoor.with_labels(config.poisoning, dataset)
+    trainer = TorchTrainer(
+        image_shape=dataset.image_shape,
+        num_classes=dataset.num_classes,
+        model=config.model,
+        local=config.local,
+    )
+    return Prepared(
+        config=config,
+        dataset=dataset,
+        clients=backdoor.poison(clean, attack, dataset, seed=config.seed),
+        server=server,
+        attack=attack,
+        backdoor=backdoor.backdoor_test(attack, dataset),
+        trainer=trainer,
+    )
+
+
+def start_workers(prepared: Prepared) -> Workers:
+    """Return workers that train a run's clients and score its models."""
+    config = prepared.config
+    images = {_TEST: prepared.dataset.test_images}
+    if len(prepared.backdoor.labels):
+        images[_BACKDOOR] = prepared.backdoor.images
+    return open_workers(
+        prepared.trainer,
+        prepared.clients,
+        seed=config.seed,
+        num_workers=config.workers or _useful_workers(prepared),
+        images=images,
+    )
+
+
+def rounds_of(
+    prepared: Prepared,
+    workers: Workers,
+    model: Model,
+    start: int,
+    stop: int,
+    absent: Set[ClientId],
+) -> Iterator[Round]:
+    """Return some rounds of a run, each trained when it is asked for."""
+    config = prepared.config
+    return run_rounds(
+        workers.train,
+        prepared.sizes,
+        config.schedule,
+        model=model,
+        start=start,
+        stop=stop,
+        absent=absent,
+        scales=prepared.scales,
+        select=config.policy,
+    )
+
+
+def retrain(
+    prepared: Prepared,
+    workers: Workers,
+    without: Set[ClientId],
+    progress: Callable[[int], None] | None = None,
+) -> Model:
+    """Return the model of the same run with some clients' slots left empty.
+
+    Seed, split, draws and initial model are those of the run; nothing is recorded.
+
+    Args:
+        prepared: What the run works with.
+        workers: Those of `start_workers`.
+        without: Whom to leave out.
+        progress: Called with the number of each round that is done.
+    """
+    model = workers.initial(prepared.config.seed)
+    last = prepared.config.rounds
+    for round_ in rounds_of(prepared, workers, model, 0, last, without):
+        model = advance(model, round_)
+        if progress is not None:
+            progress(round_.index)
+    return model
+
+
+def score(
+    prepared: Prepared, workers: Workers, model: Model
+) -> tuple[float, float | None]:
+    """Return accuracy on the test images and on the backdoor images, if there are."""
+    test = prepared.dataset.test_labels
+    main = _accuracy(workers.predict(model, _TEST), test)
+    if not len(prepared.backdoor.labels):
+        return main, None
+    logits = workers.predict(model, _BACKDOOR)
+    return main, _accuracy(logits, prepared.backdoor.labels)
+
+
+def _accuracy(logits: Logits, labels: Labels) -> float:
+    return float(np.mean(logits.argmax(axis=1) == labels))
+
+
+def _useful_workers(prepared: Prepared) -> int:
+    """Return how many processes pay: one per core, but one for a small run."""
+    config = prepared.config
+    num_drawn = config.per_round or config.clients
+    pixels = sum(data.images.size for data in prepared.clients) / config.clients
+    if pixels * num_drawn * config.epochs * config.rounds < _SMALL_RUN:
+        return 1
+    return min(count_cores(), num_drawn)

@@ -1,0 +1,167 @@
+"""Turns a comparison into the page people look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul import metrics_file
+from fastfedul.comparing import Comparison
+from fastfedul.evaluate.comparison import Evaluation
+from fastfedul.experiment import METRICS
+from fastfedul.history.reading import LedgerReader
+from fastfedul.report.content import (
+    Contributions,
+    ExampleImages,
+    Report,
+    RoundPoint,
+    Row,
+    SweepPoint,
+)
+
+_EXAMPLES = 8
+
+
+def row_of(evaluation: Evaluation) -> Row:
+    """Return an evaluation as a row of a report."""
+    main, backdoor = evaluation.main, evaluation.backdoor
+    assert main.value is not None
+    assert main.interval is not None
+    near = evaluation.closeness
+    return Row(
+        method=evaluation.method,
+        main=main.value,
+        main_count=(main.successes, main.total),
+        main_interval=main.interval,
+        backdoor=backdoor.value if backdoor else None,
+        backdoor_count=(backdoor.successes, backdoor.total) if backdoor else None,
+        backdoor_interval=backdoor.interval if backdoor else None,
+        mia_auc=evaluation.membership.auc if evaluation.membership else None,
+        distance=near.distance if near else None,
+        angle_degrees=near.last_layer_angle_degrees if near else None,
+        seconds=None if evaluation.method == "before" else evaluation.seconds,
+        client_calls=evaluation.client_calls,
+        history_bytes=evaluation.history_bytes,
+    )
+
+
+def report_of(folder: Path, comparison: Comparison) -> Report:
+    """Return the report of a run and what was compared on it."""
+    config = comparison.prepared.config
+    names = ", ".join(comparison.forget)
+    with LedgerReader(folder) as ledger, ledger.snapshot():
+        contributions = _contributions(ledger)
+        forgotten = tuple(
+            (entry.forgotten_at or 0, name)
+            for name, entry in ledger.clients().items()
+            if entry.state != "active"
+        )
+    points = metrics_file.read(folder / METRICS).values()
+    return Report(
+        title=f"Forgetting {names} from a model of {config.data}",
+        summary=_summary(comparison),
+        rows=tuple(row_of(row) for row in comparison.rows),
+        rounds=tuple(
+            RoundPoint(point.round + 1, point.main, point.backdoor)
+            for point in points
+            if point.main is not None
+        ),
+        forgotten=forgotten or tuple((config.rounds, n) for n in comparison.forget),
+        unit_angles=_unit_angles(comparison),
+        sweep=tuple(
+            SweepPoint(
+                point.damping,
+                point.main.value or 0.0,
+                point.backdoor.value if point.backdoor else None,
+            )
+            for point in comparison.sweep
+        ),
+        contributions=contributions,
+        examples=_examples(comparison),
+        settings={
+            key: "default" if value is None else value
+            for key, value in asdict(config).items()
+        },
+        commands=_commands(config.to_toml(), comparison),
+        notes=_notes(comparison),
+    )
+
+
+def _summary(comparison: Comparison) -> tuple[str, ...]:
+    config, attack = comparison.prepared.config, comparison.prepared.attack
+    who = ", ".join(comparison.forget)
+    first = (
+        f"{config.clients} clients trained one model together over {config.rounds} "
+        f"rounds."
+    )
+    if attack.kind == "none":
+        return (first, f"{who} was honest and leaves.")
+    bad = ", ".join(attack.attackers)
+    return (
+        first,
+        f"{bad} attacked it ({attack.kind}): attacked images are to be taken for class "
+        f"{attack.target_label}. The server then forgot {who} from its records alone.",
+    )
+
+
+def _notes(comparison: Comparison) -> tuple[str, ...]:
+    notes = []
+    keeping = comparison.keeping
+    if keeping.attackers is not None and keeping.others is not None:
+        notes.append(
+            f"If only {keeping.budget} updates a round were kept, optimal keeping "
+            "would keep an attacker's update with probability "
+            f"{keeping.attackers:.2f} and another client's with {keeping.others:.2f}; "
+            "the paper's Lemma 3 says that the attacker's is kept more often."
+        )
+    notes.append(
+        "Membership inference compares the loss on the forgotten clients' own training "
+        "images, poisoned ones included, with that on test images; compare the methods "
+        "with the retrained model rather than with 0.5."
+    )
+    return tuple(notes)
+
+
+def _unit_angles(comparison: Comparison) -> Mapping[str, np.ndarray]:
+    found = {}
+    for row in comparison.rows:
+        if row.method == "retrained" or row.closeness is None:
+            continue
+        angles = np.array(row.closeness.unit_angles or ())
+        angles = angles[~np.isnan(angles)]
+        if len(angles):
+            found[row.method] = angles
+    return found
+
+
+def _contributions(ledger: LedgerReader) -> Contributions:
+    names = tuple(ledger.clients())
+    values = np.full((len(names), ledger.num_rounds), np.nan)
+    for row, name in enumerate(names):
+        for update in ledger.updates_of(name):
+            if not math.isnan(update.norm):
+                values[row, update.round] = update.share * update.norm
+    return Contributions(names, values)
+
+
+def _examples(comparison: Comparison) -> ExampleImages | None:
+    prepared = comparison.prepared
+    if prepared.attack.kind == "none" or not len(prepared.backdoor.labels):
+        return None
+    images = prepared.backdoor.images[:_EXAMPLES]
+    target = prepared.attack.target_label
+    return ExampleImages(images, tuple(f"to be taken for {target}" for _ in images))
+
+
+def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
+    options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
+    forget = "".join(f" --forget {name}" for name in comparison.forget)
+    return (
+        f"cat > run.toml <<'END'{options}\nEND",
+        "fastfedul train RUN --config run.toml",
+        f"fastfedul report RUN{forget} --damping {comparison.damping:g}",
+    )

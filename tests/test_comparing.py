@@ -1,0 +1,187 @@
+"""The whole story on digits: train, attack, compare ways to forget, show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="training needs the extra torch")
+
+from fastfedul import InvalidInputError, LedgerReader
+from fastfedul.comparing import Comparison, compare
+from fastfedul.experiment import RunConfig, train
+from fastfedul.history.model_files import read_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run with a backdoor."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = RunConfig(
+        clients=5,
+        rounds=8,
+        epochs=4,
+        lr=0.05,
+        momentum=0.0,
+        attack="pixel",
+        poison_ratio=0.5,
+        seed=7,
+        workers=1,
+    )
+    train(folder, config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> Comparison:
+    return compare(run, methods=["fast-fedul", "fast-fedul-2"], damping=0.1)
+
+
+def fastfedul(*arguments: object, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_rows_are_before_retrained_and_one_per_method(found: Comparison) -> None:
+    assert [row.method for row in found.rows] == [
+        "before",
+        "retrained",
+        "fast-fedul",
+        "fast-fedul-2",
+    ]
+    before, retrained, scalar, _ = found.rows
+    assert before.backdoor is not None
+    assert retrained.backdoor is not None
+    assert scalar.backdoor is not None
+    assert before.backdoor.value is not None
+    assert before.backdoor.value > 0.5
+    assert retrained.backdoor.value is not None
+    assert retrained.backdoor.value < 0.2
+    assert scalar.backdoor.successes < before.backdoor.successes
+    assert scalar.client_calls == 0
+    assert retrained.client_calls == 4 * 8
+    assert retrained.seconds > scalar.seconds
+
+
+def test_the_reference_is_at_distance_zero_from_itself(found: Comparison) -> None:
+    retrained = found.rows[1]
+    assert retrained.closeness is not None
+    assert retrained.closeness.distance == 0
+    assert retrained.kl == pytest.approx(0, abs=1e-6)
+    assert all(row.closeness and row.closeness.distance > 0 for row in found.rows[2:])
+
+
+def test_membership_and_change_are_about_the_targets_own_images(
+    found: Comparison,
+) -> None:
+    before, *_, last = found.rows
+    assert before.change is not None
+    assert before.change.mean_distance == 0
+    assert last.change is not None
+    assert last.change.mean_distance is not None
+    assert last.change.mean_distance > 0
+    size = found.prepared.sizes[found.forget[0]]
+    assert last.membership is not None
+    assert last.membership.num_members == size
+
+
+def test_more_damping_removes_less(found: Comparison) -> None:
+    first, *_, last = found.sweep
+    assert first.damping == 0
+    assert first.backdoor is not None
+    assert last.backdoor is not None
+    assert first.backdoor.successes <= last.backdoor.successes
+
+
+def test_an_attackers_chance_of_being_kept_is_reported(found: Comparison) -> None:
+    keeping = found.keeping
+    assert keeping.budget == 2
+    assert keeping.attackers is not None
+    assert keeping.others is not None
+    assert keeping.attackers + 4 * keeping.others == pytest.approx(2)
+
+
+def test_comparing_leaves_the_run_as_it_was_and_retrains_once(
+    run: Path, found: Comparison
+) -> None:
+    [kept] = run.glob("retrained-*.safetensors")
+    content = kept.read_bytes()
+    again = compare(run, methods=["fast-fedul"], damping=0.1)
+    assert again.rows[1].seconds == found.rows[1].seconds
+    assert kept.read_bytes() == content
+    with LedgerReader(run) as ledger:
+        assert {entry.state for entry in ledger.clients().values()} == {"active"}
+        retrained = read_model(kept, layout=ledger.settings.layout)
+    assert np.isfinite(retrained.params.flat).all()
+
+
+def test_a_client_that_is_forgotten_already_cannot_be_compared(tmp_path: Path) -> None:
+    config = RunConfig(clients=3, rounds=2, epochs=1, workers=1)
+    train(tmp_path / "run", config)
+    with pytest.raises(InvalidInputError, match="nobody attacks"):
+        compare(tmp_path / "run")
+    assert compare(tmp_path / "run", ["client-1"], methods=[]).rows[0].backdoor is None
+    fastfedul("forget", tmp_path / "run", "client-1")
+    with pytest.raises(InvalidInputError, match="forgotten already"):
+        compare(tmp_path / "run", ["client-1"])
+
+
+def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    answer: dict[str, Any] = json.loads(
+        fastfedul("compare", run, "--methods", "fast-fedul", "--out", page, "--json")
+    )
+    assert answer["report"] == str(page)
+    assert {
+        "method",
+        "main",
+        "backdoor",
+        "main_count",
+        "backdoor_count",
+        "mia_auc",
+        "distance",
+        "angle_degrees",
+        "seconds",
+        "client_calls",
+        "history_bytes",
+    } <= set(answer["rows"][0])
+    text = page.read_text("utf-8")
+    assert "client-0" in text
+    assert "<svg" in text
+    measured = json.loads(fastfedul("evaluate", run, "--json"))
+    assert measured["main"] == answer["rows"][0]["main"]
+    assert measured["backdoor_count"] == answer["rows"][0]["backdoor_count"]
+    assert measured["attackers"] == ["client-0"]
+    assert "unknown method" in fastfedul("compare", run, "--methods", "magic", code=1)
+    assert "did you mean" in fastfedul("compare", run, "--forget", "client-9", code=1)
+    assert "model works" in fastfedul("compare", run, "--methods", "fast-fedul")
+
+
+def test_the_demo_refuses_to_replace_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("keep me")
+    assert "no run of ours" in fastfedul("demo", "--out", tmp_path, code=1)
+    assert (tmp_path / "letters.txt").read_text() == "keep me"
+
+
+def test_the_demo_shows_an_attack_that_is_forgotten(tmp_path: Path) -> None:
+    answer = json.loads(
+        fastfedul("demo", "--out", tmp_path / "demo", "--seed", 100, "--json")
+    )
+    rows = {row["method"]: row for row in answer["rows"]}
+    assert rows["before"]["backdoor"] > 0.8
+    assert rows["fast-fedul"]["backdoor"] <= rows["retrained"]["backdoor"] + 0.10
+    assert rows["fast-fedul"]["main"] >= rows["retrained"]["main"] - 0.07
+    assert Path(answer["report"]).is_file()
