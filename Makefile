@@ -8,11 +8,11 @@ setup: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,report,dev]'
 	@touch $@
 
 demo: setup
-	$(BIN)/python examples/digits_numpy.py
+	$(BIN)/fastfedul demo
 
 check: setup
 	$(BIN)/ruff check .
@@ -25,6 +25,7 @@ test: check
 bench: setup
 	$(BIN)/python benchmarks/unlearn.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/train.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,367 @@
+"""How fast federated training is, what recording costs, and how memory grows.
+
+MNIST, a network of 215,370 parameters, 10 clients, one epoch, batches of 32, two
+workers. Every ratio is taken within one run and comes with the seconds behind it. The
+comparison with Flower needs the extra `flower`; without it those figures are null. It
+takes some minutes on an idle machine.
+
+    python benchmarks/train.py [--json] [--quick] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+from rich.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.measuring import (
+    interleaved,
+    machine,
+    progress,
+    seconds_of,
+    work_folder,
+    write_result,
+)
+from benchmarks.train_loops import (
+    SequentialLoop,
+    mnist_clients,
+    save_clients,
+    trainer,
+)
+
+from fastfedul import DiskLedger, Round
+from fastfedul.federation.rounds import Schedule, run_rounds
+from fastfedul.federation.workers import Workers, open_workers
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_WORKERS = 2
+
+WHOLE_RUN = """
+import sys
+from pathlib import Path
+from benchmarks.train_loops import load_client, trainer
+from fastfedul.federation.rounds import Schedule, run_rounds
+from fastfedul.federation.workers import open_workers
+
+def main():
+    path, num_clients, num_rounds = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    clients = [load_client(path, number) for number in range(num_clients)]
+    sizes = {data.client: data.num_examples for data in clients}
+    with open_workers(trainer(), clients, seed=0, num_workers=2) as workers:
+        model = workers.initial(0)
+        for _ in run_rounds(
+            workers.train, sizes, Schedule(seed=0), model=model, stop=num_rounds
+        ):
+            pass
+
+if __name__ == "__main__":
+    main()
+"""
+
+PEAK = """
+import sys
+from multiprocessing import active_children
+from fastfedul.experiment import RunConfig, train
+
+def peak(pid):
+    status = open(f"/proc/{pid}/status").read()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+def main():
+    folder, size, num_clients, num_rounds = sys.argv[1], *map(int, sys.argv[2:])
+    config = RunConfig(
+        data="mnist", train_size=size, clients=num_clients, per_round=10, workers=2,
+        rounds=num_rounds, epochs=1, momentum=0.0,
+    )
+    def show(metrics):
+        if metrics.round == num_rounds - 1:
+            print(sum(peak(p) for p in ("self", *(c.pid for c in active_children()))))
+    train(folder, config, show)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        clients: Of the federation.
+        images: Images of a client, against the sequential loop and for recording.
+        flower_images: Images of a client, against Flower.
+        repetitions: Rounds each of the competitors has.
+        recorded_rounds: Rounds that are recorded.
+        flower_rounds: Rounds of a whole run.
+        memory_clients: Numbers of clients between which memory is compared.
+        memory_images: Images of all clients together.
+        memory_rounds: Rounds after which memory is looked at.
+    """
+
+    clients: int = 10
+    images: int = 2_000
+    flower_images: int = 600
+    repetitions: int = 5
+    recorded_rounds: int = 8
+    flower_rounds: int = 20
+    memory_clients: tuple[int, int] = (10, 1_000)
+    memory_images: int = 20_000
+    memory_rounds: int = 3
+
+
+QUICK = Sizes(
+    images=100,
+    flower_images=60,
+    repetitions=2,
+    recorded_rounds=2,
+    flower_rounds=3,
+    memory_clients=(10, 100),
+    memory_images=1_000,
+    memory_rounds=2,
+)
+
+
+@dataclass
+class Figures:
+    """What came out: results for scripts, and lines for people."""
+
+    results: dict[str, float | None] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    lines: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def add(self, name: str, value: float | None, target: str, behind: str) -> None:
+        """Note one result with its target and what is behind it."""
+        self.results[name] = None if value is None else round(value, 4)
+        shown = "not measured" if value is None else f"{value:.3g}"
+        self.lines.append((name, shown, target, behind))
+
+
+def main() -> None:
+    """Run every measurement and print what came out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="small sizes, seconds")
+    parser.add_argument("--folder", type=Path, help="where runs are put")
+    arguments = parser.parse_args()
+    sizes = QUICK if arguments.quick else Sizes()
+    figures, before = Figures(), machine()
+    with progress() as display, work_folder(arguments.folder) as folder:
+        measure_rounds(folder, sizes, figures, display)
+        measure_flower(folder, sizes, figures, display)
+        measure_memory(folder, sizes, figures, display)
+    result = {
+        **figures.results,
+        "seconds": {name: round(value, 4) for name, value in figures.seconds.items()},
+        "notes": figures.notes,
+        "sizes": asdict(sizes),
+        "machine": before,
+    }
+    write_result(
+        result,
+        only_json=arguments.json,
+        title="Federated training on MNIST, two workers"
+        + (" (too small for the targets)" if arguments.quick else ""),
+        columns=("measurement", "result", "target", "behind it"),
+        rows=figures.lines,
+    )
+
+
+def measure_rounds(
+    folder: Path, sizes: Sizes, figures: Figures, display: Progress
+) -> None:
+    """Compare rounds with the sequential loop, and time what recording adds.
+
+    The loop runs with both orders of weights in memory; the faster one counts.
+    """
+    clients = mnist_clients(sizes.clients, sizes.images)
+    num_examples = {data.client: data.num_examples for data in clients}
+    task = display.add_task("rounds", total=sizes.repetitions + 1)
+    with open_workers(trainer(), clients, seed=0, num_workers=NUM_WORKERS) as workers:
+        ours = endless_rounds(workers, num_examples)
+        loops: dict[str, Callable[[], object]] = {
+            f"sequential {name}": SequentialLoop(
+                clients, threads=2, channels_last=name == "channels last"
+            ).round
+            for name in ("plain", "channels last")
+        }
+        found = interleaved(
+            {**loops, "two workers": ours},
+            sizes.repetitions,
+            lambda: display.advance(task),
+        )
+        figures.seconds |= found
+        best = min(found[name] for name in loops)
+        figures.add(
+            "over_sequential",
+            best / found["two workers"],
+            "at least 1.5",
+            f"{best:.2f} s against {found['two workers']:.2f} s a round",
+        )
+        measure_recording(folder, sizes, figures, display, ours, workers)
+
+
+def measure_recording(
+    folder: Path,
+    sizes: Sizes,
+    figures: Figures,
+    display: Progress,
+    next_round: Callable[[], Round],
+    workers: Workers,
+) -> None:
+    """Time appending beside training, over as many rounds as sums need to be folded."""
+    trained, recorded = 0.0, 0.0
+    task = display.add_task("recording", total=sizes.recorded_rounds)
+    with DiskLedger.create(folder / "ledger", workers.initial(0)) as ledger:
+        for index in range(sizes.recorded_rounds):
+            start = time.perf_counter()
+            round_ = next_round()
+            trained += time.perf_counter() - start
+            renumbered = Round(index, round_.updates)
+            recorded += seconds_of(partial(ledger.append, renumbered))
+            display.advance(task)
+    figures.seconds["training of the recorded rounds"] = trained
+    figures.seconds["recording them"] = recorded
+    figures.add(
+        "recording_share",
+        recorded / trained,
+        "at most 0.03",
+        f"{recorded / sizes.recorded_rounds * 1000:.0f} ms a round",
+    )
+
+
+def endless_rounds(
+    workers: Workers, num_examples: dict[str, int]
+) -> Callable[[], Round]:
+    """Return what trains the next round each time it is called."""
+    rounds = run_rounds(
+        workers.train,
+        num_examples,
+        Schedule(seed=0),
+        model=workers.initial(0),
+        stop=sys.maxsize,
+    )
+    return lambda: next(rounds)
+
+
+def measure_flower(
+    folder: Path, sizes: Sizes, figures: Figures, display: Progress
+) -> None:
+    """Compare rounds and whole runs with Flower's simulation engine."""
+    names = ("over_flower_round", "over_flower_run", "over_flower_round_same_trainer")
+    if find_spec("flwr") is None or find_spec("ray") is None:
+        figures.notes.append("Flower is not installed: pip install 'fastfedul[flower]'")
+        for name in names:
+            figures.add(name, None, "", "Flower is not installed")
+        return
+    clients = mnist_clients(sizes.clients, sizes.flower_images)
+    save_clients(folder / "clients.npz", clients)
+    num_examples = {data.client: data.num_examples for data in clients}
+    task = display.add_task("Flower", total=5)
+    with open_workers(trainer(), clients, seed=0, num_workers=NUM_WORKERS) as workers:
+        ours = endless_rounds(workers, num_examples)
+        ours()
+        round_seconds = median(seconds_of(ours) for _ in range(sizes.flower_rounds))
+    display.advance(task)
+    run_seconds = seconds_of(lambda: run_ours(folder, sizes))
+    display.advance(task)
+    flower: dict[str, tuple[float, float]] = {}
+    for loop in ("plain", "channels-last", "fastfedul"):
+        flower[loop] = run_flower(folder, sizes, loop)
+        figures.seconds[f"Flower round, {loop}"] = flower[loop][0]
+        figures.seconds[f"Flower run, {loop}"] = flower[loop][1]
+        display.advance(task)
+    figures.seconds["our round"] = round_seconds
+    figures.seconds["our run"] = run_seconds
+    theirs = [
+        min(flower[loop][i] for loop in ("plain", "channels-last")) for i in (0, 1)
+    ]
+    values = (
+        (theirs[0], round_seconds, "at least 1.3"),
+        (theirs[1], run_seconds, "at least 2"),
+        (flower["fastfedul"][0], round_seconds, ""),
+    )
+    for name, (other, own, target) in zip(names, values, strict=True):
+        figures.add(name, other / own, target, f"{other:.2f} s against {own:.2f} s")
+
+
+def run_ours(folder: Path, sizes: Sizes) -> None:
+    """Train a whole run in a process of its own, from its start to its end."""
+    script = folder / "whole_run.py"
+    script.write_text(WHOLE_RUN)
+    run_alone(
+        [script, folder / "clients.npz", sizes.clients, sizes.flower_rounds], quiet=True
+    )
+
+
+def run_flower(folder: Path, sizes: Sizes, loop: str) -> tuple[float, float]:
+    """Return the median seconds of a round after warm-up, and of the whole run."""
+    result = folder / f"flower-{loop}.json"
+    arguments = (folder / "clients.npz", sizes.clients, sizes.flower_rounds, loop)
+    whole = seconds_of(
+        lambda: run_alone(
+            ["-m", "benchmarks.train_flower", *arguments, result], quiet=True
+        )
+    )
+    rounds = json.loads(result.read_text())
+    return median(rounds[1:]), whole
+
+
+def measure_memory(
+    folder: Path, sizes: Sizes, figures: Figures, display: Progress
+) -> None:
+    """Compare resident memory of all processes between few and many clients."""
+    script = folder / "peak.py"
+    script.write_text(PEAK)
+    peaks = []
+    task = display.add_task("memory", total=len(sizes.memory_clients))
+    for num_clients in sizes.memory_clients:
+        run = folder / f"run-{num_clients}"
+        numbers = (sizes.memory_images, num_clients, sizes.memory_rounds)
+        peaks.append(int(run_alone([script, run, *numbers])))
+        display.advance(task)
+    few, many = peaks
+    figures.add(
+        "memory_growth_clients",
+        many / few,
+        "at most 1.3",
+        f"{many / 2**20:.0f} MiB against {few / 2**20:.0f} MiB",
+    )
+
+
+def run_alone(arguments: list[object], *, quiet: bool = False) -> str:
+    """Return what a fresh interpreter prints."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    finished = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if quiet else None,
+        text=True,
+        check=True,
+    )
+    return finished.stdout
+
+
+if __name__ == "__main__":
+    main()

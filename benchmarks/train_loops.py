@@ -1,0 +1,115 @@
+"""What training is compared with: plain PyTorch, as one would write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fastfedul.data.dataset import ClientData, subset, to_model_input
+from fastfedul.data.partition import Partition, split
+from fastfedul.data.sources import load
+from fastfedul.federation.trainer import LocalTraining
+from fastfedul.integrations.torch import TorchTrainer
+from fastfedul.integrations.torch_models import build
+
+MODEL = "mnist-cnn"
+SHAPE = (28, 28, 1)
+NUM_CLASSES = 10
+LOCAL = LocalTraining(epochs=1, batch_size=32, lr=0.05)
+
+
+def mnist_clients(num_clients: int, num_images: int) -> tuple[ClientData, ...]:
+    """Return clients with so many MNIST images each."""
+    dataset = subset(load("mnist"), num_clients * num_images, seed=0)
+    return split(dataset, num_clients, Partition(), seed=0)
+
+
+def trainer() -> TorchTrainer:
+    """Return the package's own trainer for the same work."""
+    return TorchTrainer(
+        image_shape=SHAPE, num_classes=NUM_CLASSES, model=MODEL, local=LOCAL
+    )
+
+
+def new_network(*, channels_last: bool) -> nn.Module:
+    """Return the network with its weights in one of the two orders in memory."""
+    network = build(MODEL, SHAPE, NUM_CLASSES)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            # A copy in any case: with one channel both orders look alike.
+            parameter.data = parameter.detach().clone(memory_format=layout)
+    return network
+
+
+def tensors_of(
+    data: ClientData, *, channels_last: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a client's examples, ready to be trained on."""
+    images = torch.from_numpy(to_model_input(data.images))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    labels = torch.from_numpy(np.array(data.labels))
+    return images.clone(memory_format=layout), labels
+
+
+def train_plainly(
+    network: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> None:
+    """Train a network in place: no data loader, one gather per batch."""
+    network.train()
+    optimizer = torch.optim.SGD(
+        network.parameters(),
+        lr=LOCAL.lr,
+        momentum=LOCAL.momentum,
+        weight_decay=LOCAL.weight_decay,
+    )
+    for _ in range(LOCAL.epochs):
+        for batch in torch.split(torch.randperm(len(labels)), LOCAL.batch_size):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(network(images[batch]), labels[batch])
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+
+class SequentialLoop:
+    """Federated averaging with one client after the other, in one process."""
+
+    def __init__(
+        self, clients: tuple[ClientData, ...], *, threads: int, channels_last: bool
+    ) -> None:
+        self._threads = threads
+        self._network = new_network(channels_last=channels_last)
+        self._data = [tensors_of(c, channels_last=channels_last) for c in clients]
+        self._global = [p.detach().clone() for p in self._network.parameters()]
+
+    def round(self) -> None:
+        """Train one round and move the global model."""
+        torch.set_num_threads(self._threads)
+        parameters = list(self._network.parameters())
+        total = [torch.zeros_like(p) for p in self._global]
+        for images, labels in self._data:
+            with torch.no_grad():
+                for parameter, start in zip(parameters, self._global, strict=True):
+                    parameter.copy_(start)
+            train_plainly(self._network, images, labels)
+            with torch.no_grad():
+                for so_far, parameter in zip(total, parameters, strict=True):
+                    so_far.add_(parameter, alpha=1 / len(self._data))
+        self._global = total
+
+
+def save_clients(path: Path, clients: tuple[ClientData, ...]) -> None:
+    """Write the examples of clients of one size to a file, for another process."""
+    images = np.stack([data.images for data in clients])
+    np.savez(path, images=images, labels=np.stack([data.labels for data in clients]))
+
+
+def load_client(path: Path, number: int) -> ClientData:
+    """Return one client's examples from that file."""
+    with np.load(path, allow_pickle=False) as archive:
+        images, labels = archive["images"][number], archive["labels"][number]
+    return ClientData(f"client-{number}", images, labels)
