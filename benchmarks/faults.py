@@ -55,8 +55,8 @@ from fastfedul import (
     read_round,
     verify,
 )
-from fastfedul.history.index import COLUMNS
 from fastfedul.history.ledger import vector
+from fastfedul.history.schema import COLUMNS
 from fastfedul.params import Flat, weighted_sum
 from fastfedul.records import StorageDtype, VectorRef
 from fastfedul.rng import stream

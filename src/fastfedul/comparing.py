@@ -23,11 +23,11 @@ from fastfedul.evaluate.comparison import (
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.experiment import load_config, retrain
 from fastfedul.federation.rounds import participants
-from fastfedul.history.index import digest_of
 from fastfedul.history.ledger import Ledger, require_known
 from fastfedul.history.model_files import model_written, read_model
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.sampling import Keep
+from fastfedul.history.schema import digest_of
 from fastfedul.history.views import KeptView
 from fastfedul.preparation import Prepared, prepare, start_workers
 from fastfedul.records import ClientId, Model

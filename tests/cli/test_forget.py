@@ -188,7 +188,7 @@ def test_verify_names_the_place_and_exits_with_1(ledger: Path) -> None:
     with LedgerReader(ledger) as reader:
         [row] = [
             row
-            for row in reader.index.rows("updates", "round = 2")
+            for row in reader.index.rows("updates", round=2)
             if row[0] == reader._client_row("bob")["id"]  # type: ignore[index]
         ]
     digest = row[4]

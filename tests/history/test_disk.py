@@ -42,9 +42,9 @@ from fastfedul import (
     verify,
 )
 from fastfedul.history import codec
-from fastfedul.history.index import COLUMNS, digest_of
 from fastfedul.history.ledger import models
 from fastfedul.history.ledger import vector as stored_vector
+from fastfedul.history.schema import COLUMNS, digest_of
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
 from fastfedul.rng import stream

@@ -34,8 +34,8 @@ from fastfedul import (
     verify,
 )
 from fastfedul.history import codec
-from fastfedul.history.index import COLUMNS
 from fastfedul.history.ledger import models, vector
+from fastfedul.history.schema import COLUMNS
 from fastfedul.params import Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
 from fastfedul.rng import stream

@@ -22,8 +22,8 @@ from fastfedul.cli.output import (
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.importing import import_ledger
-from fastfedul.history.index import FORMAT
 from fastfedul.history.reading import LedgerReader
+from fastfedul.history.schema import FORMAT
 from fastfedul.history.verification import verify
 
 app = typer.Typer(

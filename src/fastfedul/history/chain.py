@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfedul.history.index import Value, digest_of
+from fastfedul.history.schema import Value, digest_of
 
 
 def genesis(

@@ -8,142 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from blake3 import blake3
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
-
-Value = None | int | float | str | bytes
-Row = tuple[Value, ...]
-
-FORMAT = 1
-"""Version of the format; a reader refuses any other."""
-
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "ledger": (
-        "id INTEGER PRIMARY KEY",
-        "format INTEGER",
-        "layout TEXT",
-        "update_dtype TEXT",
-        "step_dtype TEXT",
-        "aggregation TEXT",
-        "sums_every INTEGER",
-        "initial BLOB",
-    ),
-    "clients": (
-        "id INTEGER PRIMARY KEY",
-        "name TEXT UNIQUE",
-        "state TEXT",
-        "num_updates INTEGER",
-        "forgotten_at INTEGER",
-        "num_unseen INTEGER",
-        "weighted BLOB",
-        "squared BLOB",
-        "sums_through INTEGER",
-    ),
-    "rounds": (
-        "round INTEGER PRIMARY KEY",
-        "num_updates INTEGER",
-        "removed_share REAL",
-        "use TEXT",
-        "products INTEGER",
-        "step BLOB",
-        "step_norm REAL",
-        "previous_product REAL",
-        "content BLOB",
-        "chain BLOB",
-    ),
-    "updates": (
-        "client INTEGER",
-        "round INTEGER",
-        "share REAL",
-        "keep_probability REAL",
-        "array BLOB",
-        "norm REAL",
-        "step_product REAL",
-    ),
-    "pending": ("client INTEGER", "round INTEGER", "array BLOB"),
-    "arrays": ("array BLOB PRIMARY KEY", "num_bytes INTEGER", "checksums BLOB"),
-    "adjustments": ("round INTEGER PRIMARY KEY", "array BLOB"),
-    "events": (
-        "id INTEGER PRIMARY KEY",
-        "time TEXT",
-        "kind TEXT",
-        "clients TEXT",
-        "details TEXT",
-        "previous BLOB",
-    ),
-    "head": (
-        "id INTEGER PRIMARY KEY",
-        "chain BLOB",
-        "model BLOB",
-        "sums_through INTEGER",
-        "num_clients INTEGER",
-        "num_rounds INTEGER",
-        "num_updates INTEGER",
-        "num_pending INTEGER",
-        "num_arrays INTEGER",
-        "num_adjustments INTEGER",
-        "num_events INTEGER",
-    ),
-}
-"""Every table and its columns, in the order in which the digest takes them."""
-
-COUNTED = tuple(
-    column.split()[0].removeprefix("num_")
-    for column in COLUMNS["head"]
-    if column.startswith("num_")
+from fastfedul.history.schema import (
+    BY_CLIENT,
+    COUNTED,
+    REFERENCES,
+    Row,
+    Value,
+    definitions,
+    digest_of,
+    key_of,
+    names,
 )
-REFERENCES = (
-    ("ledger", "initial"),
-    ("head", "model"),
-    ("rounds", "step"),
-    ("updates", "array"),
-    ("pending", "array"),
-    ("clients", "weighted"),
-    ("clients", "squared"),
-    ("adjustments", "array"),
-)
-"""Every column that refers to an array."""
 
-_WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
-_BY_CLIENT = {"updates", "pending"}
 _TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
 
-
-def names(table: str) -> list[str]:
-    """Return the column names of a table, without the digest."""
-    return [column.split()[0] for column in COLUMNS[table]]
-
-
-def canonical(*values: Any) -> bytes:
-    """Return values as unambiguous bytes: a letter for the type, then the value."""
-    parts = []
-    for value in values:
-        kind = type(value)
-        if kind is bytes:
-            parts.append(b"B" + _WHOLE.pack(len(value)) + value)
-        elif kind is int:
-            parts.append(b"I" + _WHOLE.pack(value))
-        elif kind is float:
-            parts.append(b"F" + _REAL.pack(value))
-        elif kind is str:
-            data = value.encode()
-            parts.append(b"T" + _WHOLE.pack(len(data)) + data)
-        elif value is None:
-            parts.append(b"N")
-        else:
-            raise TypeError(f"{kind.__name__} has no canonical form")
-    return b"".join(parts)
-
-
-def digest_of(*values: Value) -> bytes:
-    """Return the BLAKE3 digest of values in their canonical form."""
-    return blake3(canonical(*values)).digest()
+Span = tuple[int, int]
 
 
 class Index:
@@ -180,7 +63,7 @@ class Index:
 
     def create_tables(self) -> None:
         """Create every table, inside `writing()`."""
-        for statement in _definitions():
+        for statement in definitions():
             self._execute(statement)
         self._counts = dict.fromkeys(COUNTED, 0)
 
@@ -215,7 +98,7 @@ class Index:
 
     def load_counts(self) -> None:
         """Take the row counts from the head, before rows are added or removed."""
-        head = self.one("head", "id = 1")
+        head = self.one("head", id=1)
         columns = names("head")
         self._counts = {t: _int(head[columns.index(f"num_{t}")]) for t in COUNTED}
 
@@ -250,23 +133,39 @@ class Index:
         counts = (self._counts[table] for table in COUNTED)
         self.replace("head", (1, chain, model, sums_through, *counts))
 
-    def rows(self, table: str, where: str = "1", *arguments: Value) -> list[Row]:
-        """Return checked rows without their digests.
+    def rows(self, table: str, span: Span | None = None, **equal: Value) -> list[Row]:
+        """Return checked rows without their digests, in the order of their keys.
+
+        SQLite finds rows by pointers that have no digest, so it is checked also that
+        these are the rows asked for and that none comes twice.
+
+        Args:
+            table: Name of the table.
+            span: First and last round.
+            equal: Values that columns must have.
 
         Raises:
             LedgerDamagedError: If a row is not what was written.
         """
-        order = {
-            "arrays": "array",
-            "updates": "client, round",
-            "pending": "client, round",
-        }.get(table, "1")
+        clauses = [f"{column} = ?" for column in equal]
+        clauses += ["round BETWEEN ? AND ?"] if span else []
+        where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
+        columns, key = names(table), key_of(table)
+        order = ", ".join(columns[place] for place in key)
         found = self._execute(
-            f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", arguments
+            f"SELECT * FROM {table} {where} ORDER BY {order}",
+            (*equal.values(), *(span or ())),
         ).fetchall()
+        wanted = [(columns.index(column), value) for column, value in equal.items()]
+        place = columns.index("round") if span else 0
         for row in found:
             if row[-1] != digest_of(table, *row[:-1]):
                 raise LedgerDamagedError(f"{self.describe(table, row)} was changed")
+            asked = all(row[column] == value for column, value in wanted)
+            if not asked or (span and not span[0] <= row[place] <= span[1]):
+                raise LedgerDamagedError(f"{self.path} is damaged: rows are mixed up")
+        if len({tuple(row[place] for place in key) for row in found}) != len(found):
+            raise LedgerDamagedError(f"{self.path} is damaged: a row comes twice")
         return [row[:-1] for row in found]
 
     def changed_rows(self, table: str) -> list[str]:
@@ -278,9 +177,9 @@ class Index:
             if row[-1] != digest_of(table, *row[:-1])
         ]
 
-    def one(self, table: str, where: str, *arguments: Value) -> Row:
+    def one(self, table: str, **equal: Value) -> Row:
         """Return the one row there must be."""
-        found = self.rows(table, where, *arguments)
+        found = self.rows(table, None, **equal)
         if len(found) != 1:
             raise LedgerDamagedError(
                 f"{self.path}: the table {table} has lost a row; it is damaged"
@@ -297,7 +196,7 @@ class Index:
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
         found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return sorted(row[0] for row in found) == sorted(_definitions())
+        return sorted(row[0] for row in found) == sorted(definitions())
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
@@ -307,10 +206,11 @@ class Index:
         return found[0]
 
     def is_used(self, array: bytes) -> bool:
-        """Return whether any row still refers to an array."""
+        """Return whether any row still refers to an array, by looking at all."""
         return any(
             self._execute(
-                f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", (array,)
+                f"SELECT 1 FROM {table} NOT INDEXED WHERE {column} = ? LIMIT 1",
+                (array,),
             ).fetchone()
             for table, column in REFERENCES
         )
@@ -327,7 +227,7 @@ class Index:
         """Return a row's place in words: round and client where it has them."""
         if table == "rounds":
             return f"round {row[0]} in the index"
-        if table in _BY_CLIENT:
+        if table in BY_CLIENT:
             return f"round {row[1]}, client {self._name_of(row[0])} in the index"
         if table == "clients":
             return f"client {row[1]!r:.120} in the index"
@@ -390,23 +290,6 @@ def _int(value: Value) -> int:
     if not isinstance(value, int):
         raise LedgerDamagedError("a number in the index is damaged")
     return value
-
-
-def _definitions() -> list[str]:
-    """Return the statements that create the tables and indexes."""
-    tables = []
-    for table, columns in COLUMNS.items():
-        key = ", PRIMARY KEY (client, round)" if table in _BY_CLIENT else ""
-        rowid = " WITHOUT ROWID" if table in {*_BY_CLIENT, "arrays"} else ""
-        tables.append(
-            f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
-        )
-    return [
-        *tables,
-        "CREATE INDEX updates_by_round ON updates (round, client)",
-        "CREATE INDEX updates_by_array ON updates (array)",
-        "CREATE INDEX rounds_by_step ON rounds (step)",
-    ]
 
 
 def _positive_zeros(values: Row) -> Row:

@@ -15,7 +15,8 @@ from fastfedul.errors import LedgerDamagedError, LedgerError, UnknownClientError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.folder import ARRAYS, INDEX, find_ledger
-from fastfedul.history.index import FORMAT, Index, Row, names
+from fastfedul.history.index import Index
+from fastfedul.history.schema import FORMAT, Row, Value, names
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.sums import SumSources, accumulate
 from fastfedul.params import Array, Flat, Layout, Params
@@ -59,7 +60,7 @@ class LedgerReader:
                         f"{self.path} is in format {found}; this version reads format "
                         f"{FORMAT}, so use the version of fastfedul that wrote it"
                     )
-                row = fields("ledger", self.index.one("ledger", "id = 1"))
+                row = fields("ledger", self.index.one("ledger", id=1))
         except BaseException:
             self.index.close()
             raise
@@ -145,10 +146,10 @@ class LedgerReader:
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
         """Return who took part in a round, sorted by client."""
         with self.index.reading():
-            round_ = fields("rounds", self.index.one("rounds", "round = ?", index))
+            round_ = fields("rounds", self.index.one("rounds", round=index))
             rows = [
                 fields("updates", row)
-                for row in self.index.rows("updates", "round = ?", index)
+                for row in self.index.rows("updates", round=index)
             ]
             # SQLite finds these through an index of its own, which has no digests.
             found = {row["client"] for row in rows if row["round"] == index}
@@ -156,7 +157,7 @@ class LedgerReader:
                 raise LedgerDamagedError(f"round {index} has lost a participant")
             entries = []
             for update in rows:
-                name = self.index.one("clients", "id = ?", update["client"])[1]
+                name = self.index.one("clients", id=update["client"])[1]
                 entries.append(_update_entry(str(name), update, round_))
         return tuple(sorted(entries, key=_name))
 
@@ -229,7 +230,7 @@ class LedgerReader:
 
     def _head(self) -> dict[str, Any]:
         with self.index.reading():
-            return fields("head", self.index.one("head", "id = 1"))
+            return fields("head", self.index.one("head", id=1))
 
     def _require_count(self, table: str, found: int) -> None:
         if found != self._head()[f"num_{table}"]:
@@ -247,7 +248,7 @@ class LedgerReader:
 
     def _client_row(self, client: ClientId) -> dict[str, Any] | None:
         """Return a client's row; only a full scan may say that there is none."""
-        found = self.index.rows("clients", "name = ?", client)
+        found = self.index.rows("clients", name=client)
         if not found or found[0][1] != client:
             rows = self.index.rows("clients")
             self._require_count("clients", len(rows))
@@ -255,7 +256,7 @@ class LedgerReader:
         return fields("clients", found[0]) if found else None
 
     def _update_rows(self, client: Mapping[str, Any]) -> list[dict[str, Any]]:
-        rows = self.index.rows("updates", "client = ?", client["id"])
+        rows = self.index.rows("updates", client=client["id"])
         if len(rows) != client["num_updates"]:
             raise LedgerDamagedError(
                 f"client {client['name']!r:.80} has lost or gained a round in the index"
@@ -263,7 +264,7 @@ class LedgerReader:
         return [fields("updates", row) for row in rows]
 
     def _info(self, digest: bytes) -> arrays.ArrayInfo:
-        row = self.index.one("arrays", "array = ?", digest)
+        row = self.index.one("arrays", array=digest)
         return arrays.ArrayInfo(
             cast(bytes, row[0]), cast(int, row[1]), cast(bytes, row[2])
         )
@@ -297,12 +298,11 @@ class LedgerReader:
             table, column = (
                 ("rounds", "step") if client is None else ("updates", "array")
             )
-            where, arguments = "round BETWEEN ? AND ?", span
+            equal: dict[str, Value] = {}
             if client is not None:
                 row = self._client_row(client)
-                where = "client = ? AND " + where
-                arguments = (row["id"] if row else 0, *span)  # type: ignore[assignment]
-            for values in self.index.rows(table, where, *arguments):
+                equal = {"client": row["id"] if row else 0}
+            for values in self.index.rows(table, span, **equal):
                 entry = fields(table, values)
                 if entry[column] is not None:
                     found[VectorRef(entry["round"], client)] = entry[column]
@@ -320,7 +320,7 @@ class LedgerReader:
         name = f"client {client['name']!r:.80}"
         pending = {
             row[1]: cast(bytes, row[2])
-            for row in self.index.rows("pending", "client = ?", client["id"])
+            for row in self.index.rows("pending", client=client["id"])
         }
         since, shares = [], []
         for update in self._update_rows(client):

@@ -21,12 +21,13 @@ from fastfedul.history import arrays, streaming
 from fastfedul.history.chain import content_of, genesis, link
 from fastfedul.history.erasure import check_erasable, rewritten_rounds
 from fastfedul.history.folder import ARRAYS, INDEX, explain
-from fastfedul.history.index import FORMAT, Index, digest_of
+from fastfedul.history.index import Index
 from fastfedul.history.ledger import now, require_known, vector
 from fastfedul.history.reading import fields
 from fastfedul.history.recording import (
     require_buffers,
 )
+from fastfedul.history.schema import FORMAT, digest_of
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.transaction import Change
 from fastfedul.history.writing import LedgerWriter
@@ -147,7 +148,7 @@ class DiskLedger(LedgerWriter):
         gone = {self._numbers[client] for client in clients}
         for rewritten in rewritten_rounds(self, clients):
             entry, step = rewritten.entry, rewritten.step
-            row = fields("rounds", self.index.one("rounds", "round = ?", entry.index))
+            row = fields("rounds", self.index.one("rounds", round=entry.index))
             for name in ("num_updates", "removed_share", "step_norm"):
                 row[name] = getattr(entry, name)
             row["previous_product"] = entry.previous_product
@@ -172,7 +173,7 @@ class DiskLedger(LedgerWriter):
         row = self._client_row(client)
         assert row is not None
         for table in ("updates", "pending"):
-            found = self.index.rows(table, "client = ?", row["id"])
+            found = self.index.rows(table, client=row["id"])
             change.release(*(fields(table, r)["array"] for r in found))
             self.index.delete(table, "client = ?", row["id"])
         change.release(row["weighted"], row["squared"])
@@ -181,7 +182,7 @@ class DiskLedger(LedgerWriter):
         change.replace("clients", row)
 
     def _adjust(self, change: Change, index: int, delta: Flat) -> None:
-        found = self.index.rows("adjustments", "round = ?", index)
+        found = self.index.rows("adjustments", round=index)
         if found:
             digest = fields("adjustments", found[0])["array"]
             place = f"adjustment at round {index}"
@@ -221,10 +222,10 @@ class DiskLedger(LedgerWriter):
 
     def _content(self, row: Mapping[str, Any], without: set[int]) -> bytes:
         participants = []
-        for found in self.index.rows("updates", "round = ?", row["round"]):
+        for found in self.index.rows("updates", round=row["round"]):
             update = fields("updates", found)
             if update["client"] not in without:
-                name = self.index.one("clients", "id = ?", update["client"])[1]
+                name = self.index.one("clients", id=update["client"])[1]
                 participants.append(
                     (
                         str(name),

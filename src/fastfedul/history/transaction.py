@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfedul.history import arrays
-from fastfedul.history.index import Index, Value, names
+from fastfedul.history.index import Index
+from fastfedul.history.schema import Value, names
 from fastfedul.params import Flat, Layout
 from fastfedul.records import ClientId, Model, StorageDtype
 
@@ -69,7 +70,7 @@ class Change:
             f.result() for f, bad in zip(futures, failures, strict=True) if not bad
         ]
         for info in infos:
-            if not self._index.rows("arrays", "array = ?", info.digest):
+            if not self._index.rows("arrays", array=info.digest):
                 self._index.put("arrays", (info.digest, info.num_bytes, info.checksums))
         for failure in failures:
             if failure is not None:
@@ -106,7 +107,7 @@ class Change:
         """Remove the files of a change that was not committed, also late ones."""
         written = {f.result().digest for f in self._futures if not f.exception()}
         for digest in written:
-            if not self._index.rows("arrays", "array = ?", digest):
+            if not self._index.rows("arrays", array=digest):
                 self._remove(digest)
 
     def clean_up(self) -> None:

@@ -15,8 +15,9 @@ from fastfedul.errors import LedgerError
 from fastfedul.history import arrays
 from fastfedul.history.chain import content_of, genesis, link
 from fastfedul.history.folder import ARRAYS
-from fastfedul.history.index import COUNTED, REFERENCES, Index, digest_of
+from fastfedul.history.index import Index
 from fastfedul.history.reading import LedgerReader, fields
+from fastfedul.history.schema import COUNTED, REFERENCES, digest_of
 
 Progress = Callable[[int, int], None]
 
@@ -54,7 +55,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         problems = list(_index_problems(index))
         if problems:
             return Verification(tuple(problems), 0, 0, 0, 0, "")
-        head = fields("head", index.one("head", "id = 1"))
+        head = fields("head", index.one("head", id=1))
         problems += _chain_problems(index, head)
         problems += _reference_problems(index)
         rows = [fields("arrays", row) for row in index.rows("arrays")]
@@ -89,7 +90,7 @@ def _index_problems(index: Index) -> Iterator[str]:
             yield f"{index.path}: the definition of a table was changed"
         for table in ("ledger", "head", *COUNTED):
             yield from index.changed_rows(table)
-        head = fields("head", index.one("head", "id = 1"))
+        head = fields("head", index.one("head", id=1))
     except LedgerError as error:
         yield str(error)
         return
@@ -102,7 +103,7 @@ def _index_problems(index: Index) -> Iterator[str]:
 
 
 def _chain_problems(index: Index, head: dict[str, Any]) -> Iterator[str]:
-    ledger = fields("ledger", index.one("ledger", "id = 1"))
+    ledger = fields("ledger", index.one("ledger", id=1))
     found = [fields("clients", row) for row in index.rows("clients")]
     clients = {client["id"]: client for client in found}
     by_round: dict[int, list[tuple[str, float, float, bytes | None]]] = {}

@@ -179,7 +179,7 @@ class LedgerWriter(LedgerReader):
         size = self._settings.layout.size
         since = change.head["sums_through"]
         recent = {
-            update[0] for update in self.index.rows("updates", "round >= ?", since)
+            update[0] for update in self.index.rows("updates", span=(since, through))
         }
         clients = [fields("clients", row) for row in self.index.rows("clients")]
         waiting: list[tuple[dict[str, Any], list[Future[arrays.ArrayInfo]]]] = []
@@ -214,7 +214,7 @@ class LedgerWriter(LedgerReader):
         number = self._numbers.get(client)
         if number is None:
             return None
-        return fields("clients", self.index.one("clients", "id = ?", number))
+        return fields("clients", self.index.one("clients", id=number))
 
     def _read_numbers(self) -> dict[ClientId, int]:
         rows = [fields("clients", row) for row in self.index.rows("clients")]

@@ -1,0 +1,155 @@
+"""The tables of the index, and the digest that every row carries."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from blake3 import blake3
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+
+FORMAT = 1
+"""Version of the format; a reader refuses any other."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "ledger": (
+        "id INTEGER PRIMARY KEY",
+        "format INTEGER",
+        "layout TEXT",
+        "update_dtype TEXT",
+        "step_dtype TEXT",
+        "aggregation TEXT",
+        "sums_every INTEGER",
+        "initial BLOB",
+    ),
+    "clients": (
+        "id INTEGER PRIMARY KEY",
+        "name TEXT UNIQUE",
+        "state TEXT",
+        "num_updates INTEGER",
+        "forgotten_at INTEGER",
+        "num_unseen INTEGER",
+        "weighted BLOB",
+        "squared BLOB",
+        "sums_through INTEGER",
+    ),
+    "rounds": (
+        "round INTEGER PRIMARY KEY",
+        "num_updates INTEGER",
+        "removed_share REAL",
+        "use TEXT",
+        "products INTEGER",
+        "step BLOB",
+        "step_norm REAL",
+        "previous_product REAL",
+        "content BLOB",
+        "chain BLOB",
+    ),
+    "updates": (
+        "client INTEGER",
+        "round INTEGER",
+        "share REAL",
+        "keep_probability REAL",
+        "array BLOB",
+        "norm REAL",
+        "step_product REAL",
+    ),
+    "pending": ("client INTEGER", "round INTEGER", "array BLOB"),
+    "arrays": ("array BLOB PRIMARY KEY", "num_bytes INTEGER", "checksums BLOB"),
+    "adjustments": ("round INTEGER PRIMARY KEY", "array BLOB"),
+    "events": (
+        "id INTEGER PRIMARY KEY",
+        "time TEXT",
+        "kind TEXT",
+        "clients TEXT",
+        "details TEXT",
+        "previous BLOB",
+    ),
+    "head": (
+        "id INTEGER PRIMARY KEY",
+        "chain BLOB",
+        "model BLOB",
+        "sums_through INTEGER",
+        "num_clients INTEGER",
+        "num_rounds INTEGER",
+        "num_updates INTEGER",
+        "num_pending INTEGER",
+        "num_arrays INTEGER",
+        "num_adjustments INTEGER",
+        "num_events INTEGER",
+    ),
+}
+"""Every table and its columns, in the order in which the digest takes them."""
+
+COUNTED = tuple(
+    column.split()[0].removeprefix("num_")
+    for column in COLUMNS["head"]
+    if column.startswith("num_")
+)
+REFERENCES = (
+    ("ledger", "initial"),
+    ("head", "model"),
+    ("rounds", "step"),
+    ("updates", "array"),
+    ("pending", "array"),
+    ("clients", "weighted"),
+    ("clients", "squared"),
+    ("adjustments", "array"),
+)
+"""Every column that refers to an array."""
+
+_WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
+BY_CLIENT = {"updates", "pending"}
+
+
+def key_of(table: str) -> tuple[int, ...]:
+    """Return the places of the columns that tell rows of a table apart."""
+    return (0, 1) if table in BY_CLIENT else (0,)
+
+
+def names(table: str) -> list[str]:
+    """Return the column names of a table, without the digest."""
+    return [column.split()[0] for column in COLUMNS[table]]
+
+
+def canonical(*values: Any) -> bytes:
+    """Return values as unambiguous bytes: a letter for the type, then the value."""
+    parts = []
+    for value in values:
+        kind = type(value)
+        if kind is bytes:
+            parts.append(b"B" + _WHOLE.pack(len(value)) + value)
+        elif kind is int:
+            parts.append(b"I" + _WHOLE.pack(value))
+        elif kind is float:
+            parts.append(b"F" + _REAL.pack(value))
+        elif kind is str:
+            data = value.encode()
+            parts.append(b"T" + _WHOLE.pack(len(data)) + data)
+        elif value is None:
+            parts.append(b"N")
+        else:
+            raise TypeError(f"{kind.__name__} has no canonical form")
+    return b"".join(parts)
+
+
+def digest_of(*values: Value) -> bytes:
+    """Return the BLAKE3 digest of values in their canonical form."""
+    return blake3(canonical(*values)).digest()
+
+
+def definitions() -> list[str]:
+    """Return the statements that create the tables and indexes."""
+    tables = []
+    for table, columns in COLUMNS.items():
+        key = ", PRIMARY KEY (client, round)" if table in BY_CLIENT else ""
+        rowid = " WITHOUT ROWID" if table in {*BY_CLIENT, "arrays"} else ""
+        tables.append(
+            f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
+        )
+    return [
+        *tables,
+        "CREATE INDEX updates_by_round ON updates (round, client)",
+    ]

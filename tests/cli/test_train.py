@@ -1,0 +1,168 @@
+"""`fastfedul train`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfedul import LedgerReader
+from fastfedul.run_config import RunConfig
+
+pytest.importorskip("torch")
+
+COMMAND = (sys.executable, "-m", "fastfedul")
+QUICK = ("--train-size", 200, "--clients", 3, "--epochs", 1, "--workers", 1)
+NAMED_OPTIONS = (
+    *("data", "train-size", "clients", "per-round", "rounds", "epochs", "batch-size"),
+    *("lr", "momentum", "partition", "attack", "attackers", "poison-ratio"),
+    *("target-label", "attack-scale", "weighting", "weight-decay", "dropout"),
+    *("server-images", "keep", "keep-use", "store", "model", "seed", "workers"),
+    *("resume", "json", "config", "forget"),
+)
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def run_json(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
+    return found
+
+
+def members_of(group: int) -> list[str]:
+    """Return the command lines of the processes of a group that still run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, its_group, *_ = (
+                (folder / "stat").read_text().rpartition(")")[2].split()
+            )
+            if int(its_group) == group and state != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def one_line(found: subprocess.CompletedProcess[str]) -> str:
+    [line] = found.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
+    assert set(found) == {
+        *("path", "rounds", "main", "backdoor", "chain", "seconds"),
+        *("clients", "attackers"),
+    }
+    assert found["path"] == str(folder)
+    assert found["rounds"] == 2
+    assert found["clients"] == ["client-0", "client-1", "client-2"]
+    assert found["attackers"] == ["client-0"]
+    assert 0 <= found["main"] <= 1
+    assert 0 <= found["backdoor"] <= 1
+    with LedgerReader(folder) as ledger:
+        assert found["chain"] == ledger.chain.hex()
+    run("forget", folder, "client-0")
+    longer = run("train", folder, "--resume", "--rounds", 3)
+    assert "accuracy" in longer.stdout
+    with LedgerReader(folder) as ledger:
+        names = {update.client for update in ledger.updates_in(2)}
+        assert names == {"client-1", "client-2"}
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "options.toml"
+    config.write_text("rounds = 7\nlr = 0.01\ntrain-size = 200\nclients = 3\n")
+    folder = tmp_path / "run"
+    found = run_json("train", folder, "--config", config, "--rounds", 1)
+    assert found["rounds"] == 1
+    assert found["attackers"] == []
+    assert found["backdoor"] is None
+    saved = (folder / "config.toml").read_text()
+    assert "lr = 0.01" in saved
+    assert "batch-size = 32" in saved
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--partition", "dirichlet"), "cannot read the split"),
+        (("--data", "no-such-data"), "no data set"),
+        (("--data", "missing.npz"), "missing.npz"),
+        (("--attackers", "2"), "needs an attack"),
+        (("--model", "nothing"), "there is no model"),
+        (("--forget", "client-0"), "CLIENT@ROUND"),
+        (("--config", "missing.toml"), "cannot read missing.toml"),
+        (("--resume",), "there is no run"),
+        (("--resume", "--config", "x.toml"), "leave out --config"),
+        (("--train-size", 5), "5 training images"),
+    ],
+)
+def test_bad_options_give_one_line(
+    options: tuple[object, ...], message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert message in one_line(run("train", folder, *options, code=1))
+    assert not folder.exists()
+
+
+def test_options_have_the_names_and_defaults_that_are_promised() -> None:
+    text = run("train", "--help").stdout
+    for name in NAMED_OPTIONS:
+        assert f"--{name} " in text, name
+    shown = " ".join(text.replace("│", " ").split())
+    default = RunConfig()
+    for value in (default.rounds, default.clients, default.epochs, default.batch_size):
+        assert f"[{value}]" in shown
+    for number in (default.lr, default.momentum):
+        assert f"[{number:g}]" in shown
+
+
+def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = [*QUICK[:-1], 2, "--rounds", 400]
+    with subprocess.Popen(
+        [*COMMAND, "train", folder, *map(str, options)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        metrics = folder / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.exists() or not metrics.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        # As a terminal does: to the whole group, workers included.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+        assert "Process" not in errors
+    deadline = time.monotonic() + 20
+    while members_of(process.pid):
+        assert time.monotonic() < deadline, members_of(process.pid)
+        time.sleep(0.05)
+    with LedgerReader(folder) as ledger:
+        done = ledger.num_rounds
+    assert run_json("train", folder, "--resume", "--rounds", done + 1)["rounds"] == (
+        done + 1
+    )
