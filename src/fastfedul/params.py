@@ -190,11 +190,6 @@ def _check_parameter_name(name: object) -> None:
         )
 
 
-def add(left: Params, right: Params) -> Params:
-    """Return the sum, value by value."""
-    return Params(left.layout, left.flat + right.flat)
-
-
 def subtract(left: Params, right: Params) -> Params:
     """Return left minus right, value by value."""
     return Params(left.layout, left.flat - right.flat)

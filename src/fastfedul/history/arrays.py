@@ -82,11 +82,6 @@ def file_name(digest: bytes) -> str:
     return digest.hex() + ".safetensors"
 
 
-def is_temporary(name: str) -> bool:
-    """Return whether a file is one that was never finished."""
-    return name.startswith(_TEMPORARY)
-
-
 def vector_header(dtype: StorageDtype, size: int) -> bytes:
     """Return the header of a vector's file, which is a function of dtype and size."""
     scales = codec.num_scales(dtype, size)
