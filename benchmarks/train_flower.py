@@ -1,15 +1,16 @@
 """The same federation in Flower's simulation engine; run by `train.py` on its own.
 
-    python -m benchmarks.train_flower CLIENTS.npz NUM_CLIENTS NUM_ROUNDS LOOP OUT.json
+    python -m benchmarks.train_flower CLIENTS.npz NUM_CLIENTS NUM_ROUNDS LOOP [SOCKET]
 
 LOOP is `plain`, `channels-last`, or `fastfedul` for the package's own trainer inside
-Flower's clients. Writes the seconds of every round as one JSON list.
+Flower's clients. With a socket, every round waits for a byte from there and answers
+with the seconds it took, so that rounds can take turns with something else.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import sys
 import time
 from functools import cache
@@ -17,15 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from benchmarks.train_loops import (
-    load_client,
-    new_network,
-    tensors_of,
-    train_plainly,
-    trainer,
-)
+from benchmarks.train_loops import new_network, tensors_of, train_plainly
+from benchmarks.train_setting import load_client, trainer
 
 from fastfedul.integrations.torch import TorchTrainer
 from fastfedul.params import Params
@@ -95,18 +90,31 @@ def serve(grid: Any, context: Any) -> None:
         min_train_nodes=num_clients,
         min_available_nodes=num_clients,
     )
-    aggregate, ends = strategy.aggregate_train, [time.perf_counter()]
-
-    def aggregate_and_note(server_round: int, replies: Any) -> Any:
-        result = aggregate(server_round, replies)
-        ends.append(time.perf_counter())
-        return result
-
-    strategy.aggregate_train = aggregate_and_note
+    if address := os.environ.get("FASTFEDUL_BENCHMARK_SOCKET"):
+        take_turns(strategy, address)
     start = new_network(channels_last=False).state_dict()
     strategy.start(grid, flower.ArrayRecord(start), num_rounds=num_rounds)
-    path = Path(os.environ["FASTFEDUL_BENCHMARK_RESULT"])
-    path.write_text(json.dumps(np.diff(ends).tolist()))
+
+
+def take_turns(strategy: Any, address: str) -> None:
+    """Let every round of a strategy wait for its turn and report its seconds."""
+    other = socket.socket(socket.AF_UNIX)
+    other.connect(address)
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    began: list[float] = []
+
+    def wait_and_configure(*arguments: Any) -> Any:
+        other.recv(1)
+        began.append(time.perf_counter())
+        return configure(*arguments)
+
+    def aggregate_and_report(*arguments: Any) -> Any:
+        result = aggregate(*arguments)
+        other.send(f"{time.perf_counter() - began[-1]}\n".encode())
+        return result
+
+    strategy.configure_train = wait_and_configure
+    strategy.aggregate_train = aggregate_and_report
 
 
 client_app.train()(train)
@@ -115,13 +123,14 @@ server_app.main()(serve)
 
 def main() -> None:
     """Simulate with two actors of one core each."""
-    data, num_clients, num_rounds, loop, result = sys.argv[1:]
+    data, num_clients, num_rounds, loop, *address = sys.argv[1:]
     os.environ |= {
         "FASTFEDUL_BENCHMARK_DATA": data,
         "FASTFEDUL_BENCHMARK_SIZE": f"{num_clients} {num_rounds}",
         "FASTFEDUL_BENCHMARK_LOOP": loop,
-        "FASTFEDUL_BENCHMARK_RESULT": result,
     }
+    if address:
+        os.environ["FASTFEDUL_BENCHMARK_SOCKET"] = address[0]
     from benchmarks import train_flower
 
     import_module("flwr.simulation").run_simulation(

@@ -1,0 +1,47 @@
+"""The federation that is measured: MNIST, one network, and where clients are kept.
+
+Nothing here loads a framework, so that a process can be timed from its start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.data.dataset import ClientData, subset
+from fastfedul.data.partition import Partition, split
+from fastfedul.data.sources import load
+from fastfedul.federation.trainer import LocalTraining
+from fastfedul.integrations.torch import TorchTrainer
+
+MODEL = "mnist-cnn"
+SHAPE = (28, 28, 1)
+NUM_CLASSES = 10
+LOCAL = LocalTraining(epochs=1, batch_size=32, lr=0.05)
+
+
+def mnist_clients(num_clients: int, num_images: int) -> tuple[ClientData, ...]:
+    """Return clients with so many MNIST images each."""
+    dataset = subset(load("mnist"), num_clients * num_images, seed=0)
+    return split(dataset, num_clients, Partition(), seed=0)
+
+
+def trainer() -> TorchTrainer:
+    """Return the package's own trainer for the same work."""
+    return TorchTrainer(
+        image_shape=SHAPE, num_classes=NUM_CLASSES, model=MODEL, local=LOCAL
+    )
+
+
+def save_clients(path: Path, clients: tuple[ClientData, ...]) -> None:
+    """Write the examples of clients of one size to a file, for another process."""
+    images = np.stack([data.images for data in clients])
+    np.savez(path, images=images, labels=np.stack([data.labels for data in clients]))
+
+
+def load_client(path: Path, number: int) -> ClientData:
+    """Return one client's examples from that file."""
+    with np.load(path, allow_pickle=False) as archive:
+        images, labels = archive["images"][number], archive["labels"][number]
+    return ClientData(f"client-{number}", images, labels)
