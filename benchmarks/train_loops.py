@@ -44,7 +44,7 @@ def train_plainly(
         momentum=LOCAL.momentum,
         weight_decay=LOCAL.weight_decay,
     )
-    for _ in range(LOCAL.epochs):
+    for _ in range(int(LOCAL.epochs)):
         for batch in torch.split(torch.randperm(len(labels)), LOCAL.batch_size):
             optimizer.zero_grad()
             loss = functional.cross_entropy(network(images[batch]), labels[batch])

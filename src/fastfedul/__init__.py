@@ -19,7 +19,7 @@ from fastfedul.history.storage import DiskLedger
 from fastfedul.history.verification import verify
 from fastfedul.params import Params
 from fastfedul.records import ClientUpdate, Model, Round
-from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
 from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "MemoryLedger",
     "Model",
     "Params",
+    "Removal",
     "Round",
     "UnknownClientError",
     "UnlearnRefusedError",

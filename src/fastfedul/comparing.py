@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +22,26 @@ from fastfedul.evaluate.comparison import (
     score,
 )
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.experiment import load_config, retrain
-from fastfedul.federation.rounds import participants
+from fastfedul.experiment import load_config
+from fastfedul.federation.workers import Workers
 from fastfedul.history.ledger import Ledger, require_known
 from fastfedul.history.model_files import model_written, read_model
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.sampling import Keep
 from fastfedul.history.schema import digest_of
 from fastfedul.history.views import KeptView
-from fastfedul.preparation import Prepared, prepare, start_workers
+from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.records import ClientId, Model
 from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest
-from fastfedul.unlearn.registry import METHODS, find_method
+from fastfedul.unlearn.protocol import Unlearner, UnlearnRequest, measured
+from fastfedul.unlearn.registry import DAMPED, SERVER_ONLY, find_method
+from fastfedul.unlearn.retrain import Retrain
 
 DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
 """Dampings of the curve that a comparison shows."""
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of methods: name of the method, name of the setting, value."""
 
 Say = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
@@ -91,8 +96,9 @@ def compare(
     folder: Path,
     forget: Sequence[ClientId] = (),
     *,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = SERVER_ONLY,
     damping: float = 0.07,
+    settings: Settings | None = None,
     say: Say = lambda what, done, total: None,
 ) -> Comparison:
     """Forget clients of a finished run in every way asked for; the run is unchanged.
@@ -101,7 +107,8 @@ def compare(
         folder: The run.
         forget: Whom to forget; the attackers by default.
         methods: Names of methods.
-        damping: Their damping.
+        damping: The damping of Fast-FedUL and its variants.
+        settings: Settings of methods, by name of the method and of the setting.
         say: Told how far it is.
     """
     config = load_config(folder)
@@ -109,10 +116,17 @@ def compare(
     names = tuple(sorted(set(forget or prepared.attack.attackers)))
     if not names:
         raise InvalidInputError("nobody attacks in this run; name a client to forget")
-    chosen = {name: find_method(name, damping=damping) for name in methods}
-    with LedgerReader(folder) as ledger, ledger.snapshot():
+    chosen = find_methods(methods, prepared, damping, settings or {})
+    helped = any(needs_help(method) for method in chosen.values())
+    with (
+        start_workers(prepared) if helped else nullcontext() as workers,
+        LedgerReader(folder) as ledger,
+        ledger.snapshot(),
+    ):
         _check(ledger, names, config.rounds)
-        reference, seconds, calls = _retrained(folder, prepared, ledger, names, say)
+        reference, seconds, calls = retrained_model(
+            folder, prepared, ledger, names, say, workers
+        )
         questions = questions_of(prepared, names)
         predict = prepared.trainer.predict
         before = ask(predict, ledger.final, questions)
@@ -121,12 +135,12 @@ def compare(
             _row("before", before, questions, before, again),
             _row("retrained", again, questions, before, again, seconds, calls),
         ]
-        request = UnlearnRequest(ledger, frozenset(names))
+        federation = federation_for(prepared, workers) if workers else None
+        request = UnlearnRequest(ledger, frozenset(names), federation)
         for name, method in chosen.items():
-            say("methods", len(rows) - 2, len(chosen))
-            result = method(request)
-            cleaned = Model(result.params, ledger.final.buffers)
-            answers = ask(predict, cleaned, questions)
+            say(name, len(rows) - 2, len(chosen))
+            result = measured(method, request)
+            answers = ask(predict, result.model(ledger.final), questions)
             rows.append(
                 _row(
                     name,
@@ -142,6 +156,34 @@ def compare(
         sweep = _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(prepared, names, tuple(rows), sweep, keeping, damping)
+
+
+def find_methods(
+    names: Sequence[str], prepared: Prepared, damping: float, settings: Settings
+) -> dict[str, Unlearner]:
+    """Return methods with their settings, and with what only the run can tell."""
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        raise InvalidInputError(
+            f"there are settings for {unknown[0]!r:.40}, which is not compared; add it "
+            "to the methods"
+        )
+    label = prepared.attack.target_label
+    found = {}
+    for name in names:
+        usual: dict[str, Any] = {}
+        if name in DAMPED:
+            usual["damping"] = damping
+        if name == "cdp" and label is not None:
+            usual["label"] = label
+        found[name] = find_method(name, {**usual, **settings.get(name, {})})
+    return found
+
+
+def needs_help(method: Unlearner) -> bool:
+    """Return whether a method needs more than the history."""
+    needs = method.needs
+    return needs.target or needs.others or needs.server_data
 
 
 def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
@@ -229,38 +271,40 @@ def _sweep(
     return tuple(found)
 
 
-def _retrained(
+def retrained_model(
     folder: Path,
     prepared: Prepared,
     ledger: LedgerReader,
     names: Sequence[ClientId],
     say: Say,
+    workers: Workers | None = None,
 ) -> tuple[Model, float, int]:
-    """Return the retrained model, its seconds and client calls; kept in the run."""
+    """Return the retrained model, its seconds and client calls; kept in the run.
+
+    Args:
+        folder: The run.
+        prepared: What it works with.
+        ledger: Its history.
+        names: Whom to leave out.
+        say: Told how far it is.
+        workers: Those of `start_workers`; None to start some if they are needed.
+    """
     config = prepared.config
-    gone = {c for c, entry in ledger.clients().items() if entry.state != "active"}
-    absent = frozenset({*names, *gone})
-    key = digest_of(config.to_toml(), *sorted(absent)).hex()[:16]
+    request = UnlearnRequest(ledger, frozenset(names))
+    key = digest_of(config.to_toml(), *sorted(request.gone)).hex()[:16]
     path = folder / f"retrained-{key}.safetensors"
     facts = path.with_suffix(".json")
-    buffers = frozenset(ledger.initial.buffers)
     if path.exists() and facts.exists():
         stored = json.loads(facts.read_text("utf-8"))
+        buffers = frozenset(ledger.initial.buffers)
         model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
         return model, float(stored["seconds"]), int(stored["client_calls"])
-    with start_workers(prepared) as workers:
-        started = time.perf_counter()
-        model = retrain(
-            prepared,
-            workers,
-            absent,
-            lambda index: say("retraining", index + 1, config.rounds),
-        )
-        seconds = time.perf_counter() - started
-    calls = sum(
-        len(participants(config.names, config.schedule, index, absent))
-        for index in range(config.rounds)
-    )
+    method = Retrain(progress=lambda index: say("retraining", index + 1, config.rounds))
+    with start_workers(prepared) if workers is None else nullcontext(workers) as own:
+        federation = federation_for(prepared, own)
+        done = measured(method, replace(request, federation=federation))
+    model = done.model(ledger.initial)
+    stored = {"seconds": done.seconds, "client_calls": done.client_calls}
     with model_written(path, model):
-        facts.write_text(json.dumps({"seconds": seconds, "client_calls": calls}))
-    return model, seconds, calls
+        facts.write_text(json.dumps(stored))
+    return model, done.seconds, done.client_calls

@@ -10,8 +10,8 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.history.ledger import WritableLedger, require_known
 from fastfedul.params import norm
 from fastfedul.records import ClientId
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
+from fastfedul.unlearn.protocol import UnlearnRequest
 
 
 def forget(
@@ -20,7 +20,7 @@ def forget(
     method: FastFedUL | None = None,
     *,
     erase: bool = False,
-) -> UnlearnResult:
+) -> Removal:
     """Take clients out of the ledger's model and bar them from later rounds.
 
     Args:
@@ -38,7 +38,7 @@ def forget(
 
 
 def commit(
-    ledger: WritableLedger, method: FastFedUL, result: UnlearnResult, *, erase: bool
+    ledger: WritableLedger, method: FastFedUL, result: Removal, *, erase: bool
 ) -> None:
     """Make a result the ledger's current model and bar its clients."""
     ledger.commit_forgetting(
@@ -53,7 +53,7 @@ def erase(ledger: WritableLedger, clients: Iterable[ClientId]) -> tuple[ClientId
     return names
 
 
-def describe(method: FastFedUL, result: UnlearnResult) -> dict[str, object]:
+def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     """Return what the ledger's log keeps of a forgetting, as JSON values."""
     bound = result.bound.value
     return {

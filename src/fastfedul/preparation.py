@@ -9,8 +9,16 @@ import numpy as np
 
 from fastfedul.data import backdoor, sources
 from fastfedul.data.backdoor import Attack
-from fastfedul.data.dataset import ClientData, Dataset, Examples, set_aside, subset
+from fastfedul.data.dataset import (
+    ClientData,
+    Dataset,
+    Examples,
+    set_aside,
+    subset,
+    to_model_input,
+)
 from fastfedul.data.partition import split
+from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.rounds import advance, run_rounds
 from fastfedul.federation.trainer import Labels, Logits, Trainer
 from fastfedul.federation.workers import Workers, count_cores, open_workers
@@ -117,6 +125,22 @@ def rounds_of(
         absent=absent,
         scales=prepared.scales,
         select=config.policy,
+    )
+
+
+def federation_for(prepared: Prepared, workers: Workers) -> Federation:
+    """Return the living federation of a run, for methods that need its help."""
+    config = prepared.config
+    data = {data.client: data for data in prepared.clients}
+    return Federation(
+        clients=Clients(workers, data),
+        trainer=prepared.trainer,
+        schedule=config.schedule,
+        local=config.local,
+        scales=prepared.scales,
+        select=config.policy,
+        server=to_model_input(prepared.server.images),
+        seed=config.seed,
     )
 
 

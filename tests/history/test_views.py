@@ -16,8 +16,9 @@ from fastfedul import (
     Round,
     UnlearnRequest,
 )
-from fastfedul.history.views import KeptView
-from fastfedul.unlearn.registry import METHODS, find_method
+from fastfedul.history.views import CountedLedger, KeptView
+from fastfedul.records import VectorRef
+from fastfedul.unlearn.registry import SERVER_ONLY, find_method
 
 LAYOUT = Params.of({"w": np.zeros(6, np.float32)}).layout
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -60,14 +61,25 @@ def test_what_happened_in_training_cannot_be_changed_by_a_view() -> None:
         KeptView(recorded(None), Keep("uniform", 3, use="aggregate"))
 
 
-def test_every_method_of_the_list_answers() -> None:
+def test_every_method_that_needs_only_the_history_answers() -> None:
     ledger = recorded(None)
-    deltas = {
-        name: find_method(name, damping=0.1)(UnlearnRequest(ledger, frozenset({"g"})))
-        for name in METHODS
-    }
-    norms = {name: float(np.linalg.norm(r.delta.flat)) for name, r in deltas.items()}
-    assert len(set(norms.values())) == len(METHODS)
-    assert set(deltas["fast-fedul-2"].damping) == {0}
+    request = UnlearnRequest(ledger, frozenset({"g"}))
+    found = {name: find_method(name)(request) for name in SERVER_ONLY}
+    models = {result.params.flat.tobytes() for result in found.values()}
+    assert len(models) == len(SERVER_ONLY)
+    plain = FastFedUL(damping=0)(request)
+    assert np.array_equal(found["fast-fedul-2"].params.flat, plain.params.flat)
     with pytest.raises(InvalidInputError, match="fast-fedul-3"):
-        find_method("fast-fedul-9", damping=0.1)
+        find_method("fast-fedul-9")
+    with pytest.raises(InvalidInputError, match="no such setting: speed"):
+        find_method("fast-fedul", {"speed": 9})
+
+
+def test_a_counted_ledger_counts_the_bytes_of_what_is_read() -> None:
+    counted = CountedLedger(recorded(None))
+    size = counted.settings.layout.size
+    where = counted.updates_of("g")[0].round
+    counted.combine([VectorRef(0), VectorRef(where, "g")], [[1.0, 1.0]])
+    assert counted.bytes_read == 2 * 4 * size
+    counted.columns([VectorRef(2)], 0)
+    assert counted.bytes_read == 3 * 4 * size

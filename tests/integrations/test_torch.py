@@ -15,7 +15,7 @@ from fastfedul.data.sources import load
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import LocalTraining
 from fastfedul.integrations.torch import MODELS, MissingTorchError, TorchTrainer
-from fastfedul.params import Array
+from fastfedul.params import Array, Params
 from fastfedul.records import Model
 from fastfedul.rng import stream
 
@@ -82,7 +82,7 @@ def plain_sgd(
     )
     rng = stream(seed, "order")
     rng.integers(2**63)
-    for _ in range(local.epochs):
+    for _ in range(int(local.epochs)):
         order = torch.from_numpy(rng.permutation(len(labels)))
         for batch in order.split(local.batch_size):
             optimizer.zero_grad()
@@ -99,7 +99,7 @@ def plain_sgd(
     "local",
     [
         LocalTraining(epochs=2, batch_size=16, lr=0.05),
-        LocalTraining(epochs=2, batch_size=7, lr=0.02, momentum=0.9),
+        LocalTraining(epochs=2, batch_size=9, lr=0.02, momentum=0.9),
         LocalTraining(batch_size=16, lr=0.05, momentum=0.5, weight_decay=0.01),
     ],
 )
@@ -119,6 +119,79 @@ def test_training_equals_a_plain_loop_with_torch_optim(
         np.testing.assert_allclose(found.params[key], value, rtol=1e-4, atol=2e-5)
         moved = max(moved, float(np.abs(value - start.params[key]).max()))
     assert moved > 1e-3
+
+
+def digits_trainer(**local: float) -> TorchTrainer:
+    return TorchTrainer(
+        image_shape=(8, 8, 1),
+        num_classes=10,
+        local=LocalTraining(**local),  # type: ignore[arg-type]
+    )
+
+
+def test_half_an_epoch_is_half_of_the_batches_of_a_whole_one() -> None:
+    inputs, labels = examples((8, 8, 1), 48)
+    trainer = digits_trainer(batch_size=12)
+    start = trainer.initial(0)
+    half = LocalTraining(batch_size=12, epochs=0.5)
+    found = trainer.train(start, inputs, labels, stream(3, "order"), half)
+    rng = stream(3, "order")
+    rng.integers(2**63)
+    first = rng.permutation(48)[:24]
+    by_hand = start
+    for places in (first[:12], first[12:]):
+        _, gradient = trainer.gradient(by_hand, inputs[places], labels[places])
+        flat = by_hand.params.flat - np.float32(0.05) * gradient
+        by_hand = Model(Params(start.params.layout, flat))
+    np.testing.assert_allclose(found.params.flat, by_hand.params.flat, atol=1e-6)
+
+
+def test_a_single_example_that_is_left_over_joins_the_batch_before() -> None:
+    inputs, labels = examples((8, 8, 1), 33)
+    trainer = digits_trainer(batch_size=32)
+    start = trainer.initial(0)
+    found = trainer.train(start, inputs, labels, stream(3, "order"))
+    _, gradient = trainer.gradient(start, inputs, labels)
+    expected = start.params.flat - np.float32(0.05) * gradient
+    np.testing.assert_allclose(found.params.flat, expected, atol=1e-6)
+
+
+def test_a_gradient_is_the_slope_of_the_loss() -> None:
+    inputs, labels = examples((8, 8, 1), 20)
+    trainer = digits_trainer()
+    model = trainer.initial(2)
+    for targets in (labels, np.full((20, 10), 0.1, np.float32)):
+        _, gradient = trainer.gradient(model, inputs, targets, 3.0)
+        step = 0.02 * gradient / np.linalg.norm(gradient)
+        losses = [
+            trainer.gradient(
+                Model(Params(model.params.layout, model.params.flat + sign * step)),
+                inputs,
+                targets,
+                3.0,
+            )[0]
+            for sign in (-1, 1)
+        ]
+        slope = (losses[1] - losses[0]) / 0.04
+        assert slope == pytest.approx(float(np.linalg.norm(gradient)), rel=0.05)
+
+
+def test_channels_are_rectified_and_averaged_over_the_image() -> None:
+    inputs, _ = examples((8, 8, 1), 3)
+    trainer = digits_trainer()
+    model = trainer.initial(2)
+    found = trainer.channels(model, inputs)
+    assert {name: rows.shape for name, rows in found.items()} == {
+        "0": (3, 16),
+        "2": (3, 32),
+    }
+    weight = torch.from_numpy(model.params["0.weight"])
+    bias = torch.from_numpy(model.params["0.bias"])
+    output = torch.nn.functional.conv2d(
+        torch.from_numpy(inputs), weight, bias, padding=1
+    )
+    expected = output.relu().mean(dim=(2, 3)).numpy()
+    np.testing.assert_allclose(found["0"], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,10 +17,10 @@ from fastfedul import (
     MemoryLedger,
     Model,
     Params,
+    Removal,
     Round,
     UnlearnRefusedError,
     UnlearnRequest,
-    UnlearnResult,
     forget,
 )
 
@@ -53,7 +53,7 @@ def ledger_of(*rounds: Updates, aggregation: str = "mean") -> MemoryLedger:
 
 def without(
     ledger: MemoryLedger, *clients: str, method: FastFedUL | None = None
-) -> UnlearnResult:
+) -> Removal:
     return (method or FastFedUL(damping=0))(UnlearnRequest(ledger, frozenset(clients)))
 
 
@@ -63,6 +63,22 @@ def test_shares_count() -> None:
     )
     # Without a: (0.25 (0, 4) + 0.25 (2, 0)) / 0.5 = (1, 2).
     np.testing.assert_allclose(without(ledger, "a").params.flat, [1, 2])
+
+
+def test_the_iterations_follow_the_recursion_and_end_with_the_answer() -> None:
+    ledger = ledger_of(
+        {"a": (0.5, (2, 0)), "b": (0.5, (0, 0))},
+        {"b": (1.0, (0, 1))},
+        {"a": (0.5, (0, 4)), "b": (0.5, (0, 0))},
+    )
+    # gamma is (-1, 0), then 0, then (0, -2); the model now is (1, 3).
+    method = FastFedUL(damping=0.5)
+    found = method.iterations(UnlearnRequest(ledger, frozenset({"a"})))
+    expected = ((0, 3), (0.5, 3), (0.75, 1))
+    for one, values in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.flat, values)
+    answer = without(ledger, "a", method=method).params.flat
+    assert np.array_equal(found[-1].flat, answer)
 
 
 def test_damping_applies_also_in_rounds_without_the_client() -> None:

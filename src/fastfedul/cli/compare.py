@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json as json_values
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +18,15 @@ from fastfedul.cli.output import (
     print_table,
     show_seconds,
 )
+from fastfedul.errors import InvalidInputError
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.unlearn.registry import METHODS
+from fastfedul.unlearn.registry import METHODS, SERVER_ONLY
 
 if TYPE_CHECKING:
     from fastfedul.comparing import Comparison, Say
 
 PAGE = "report.html"
-ALL_METHODS = ",".join(METHODS)
+USUAL_METHODS = ",".join(SERVER_ONLY)
 
 RunPath = Annotated[Path, typer.Argument(help="A finished run.", metavar="RUN")]
 ForgetOption = Annotated[
@@ -34,7 +36,16 @@ ForgetOption = Annotated[
     ),
 ]
 MethodsOption = Annotated[
-    str, typer.Option(help=f"Names with commas: {', '.join(METHODS)}.")
+    str,
+    typer.Option(help=f"Names with commas, or `all`: {', '.join(METHODS)}."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="METHOD.NAME=VALUE",
+        help="A setting of a method, such as federaser.interval=4; may be repeated.",
+    ),
 ]
 DampingOption = Annotated[float, typer.Option(help="As in `fastfedul forget`.")]
 OutOption = Annotated[
@@ -45,8 +56,9 @@ OutOption = Annotated[
 def compare_methods(
     path: RunPath,
     forget: ForgetOption = None,
-    methods: MethodsOption = ALL_METHODS,
+    methods: MethodsOption = USUAL_METHODS,
     damping: DampingOption = 0.07,
+    set_: SetOption = None,
     out_file: OutOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -54,9 +66,12 @@ def compare_methods(
 
     The run itself is not changed. Retraining leaves the clients' slots empty and keeps
     everything else: seed, split, draws, initial model. It is done once and kept in the
-    run. A page with pictures is written beside the numbers.
+    run. Other methods than Fast-FedUL ask clients to train, so they take longer. A
+    page with pictures is written beside the numbers.
     """
-    found = run_comparison(path, forget or (), methods.split(","), damping)
+    names = tuple(METHODS) if methods == "all" else tuple(methods.split(","))
+    settings = read_settings(set_ or ())
+    found = run_comparison(path, forget or (), names, damping, settings)
     page = write_page(path, found, out_file)
     if json:
         print_json(comparison_json(found, page))
@@ -75,7 +90,7 @@ def write_report(
 
     The page stands alone: it needs no network and no other file.
     """
-    found = run_comparison(path, forget or (), tuple(METHODS), damping)
+    found = run_comparison(path, forget or (), SERVER_ONLY, damping)
     page = write_page(path, found, out_file)
     if json:
         print_json({"report": str(page)})
@@ -83,14 +98,38 @@ def write_report(
         out().print(f"report: {page}", markup=False, soft_wrap=True)
 
 
+def read_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return settings written as METHOD.NAME=VALUE; a value is JSON, else text."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, equals, value = text.partition("=")
+        method, dot, name = place.partition(".")
+        if not (equals and dot and name.isidentifier()):
+            raise InvalidInputError(
+                f"cannot read the setting {text!r:.60}; write METHOD.NAME=VALUE, such "
+                "as federaser.interval=4"
+            )
+        try:
+            found.setdefault(method, {})[name] = json_values.loads(value)
+        except ValueError:
+            found.setdefault(method, {})[name] = value
+    return found
+
+
 def run_comparison(
-    path: Path, forget: Sequence[str], methods: Sequence[str], damping: float
+    path: Path,
+    forget: Sequence[str],
+    methods: Sequence[str],
+    damping: float,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Comparison:
     """Compare, with a progress bar on standard error."""
     from fastfedul.comparing import compare
 
     with _progress() as say:
-        return compare(path, forget, methods=methods, damping=damping, say=say)
+        return compare(
+            path, forget, methods=methods, damping=damping, settings=settings, say=say
+        )
 
 
 def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:

@@ -28,8 +28,8 @@ from fastfedul.history.reading import LedgerReader
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
+from fastfedul.unlearn.protocol import UnlearnRequest
 
 NOT_A_SAMPLE = (
     "single samples cannot be forgotten: the server only ever saw a client's update as "
@@ -166,7 +166,7 @@ def _erase_only(
     }
 
 
-def _facts(result: UnlearnResult, method: FastFedUL) -> dict[str, Any]:
+def _facts(result: Removal, method: FastFedUL) -> dict[str, Any]:
     return {
         "clients": list(result.clients),
         "rounds": result.rounds,

@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fastfedul.cli import compare, data, demo, evaluate, forget, ledger, train
+from fastfedul.cli import (
+    compare,
+    data,
+    demo,
+    evaluate,
+    forget,
+    ledger,
+    reproduce,
+    train,
+)
 from fastfedul.cli.output import err
 from fastfedul.errors import FastFedULError
 
@@ -28,6 +37,7 @@ app.command("forget")(forget.forget_clients)
 app.command("evaluate")(evaluate.evaluate_run)
 app.command("compare")(compare.compare_methods)
 app.command("report")(compare.write_report)
+app.command("reproduce")(reproduce.reproduce_paper)
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,7 +61,8 @@ def main(
     """Take a client back out of a federated model, without data and without training.
 
     Start with **fastfedul demo**. **train** runs a federation on one machine,
-    **evaluate**, **compare** and **report** measure it. A **ledger** remembers what
+    **evaluate**, **compare** and **report** measure it, and **reproduce** runs the
+    evaluation of the paper. A **ledger** remembers what
     every client contributed to every round. **forget** reads it, estimates what the
     model would be without a client, and makes that the current model. It is an
     estimate: each result says how much of

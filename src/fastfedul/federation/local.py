@@ -9,7 +9,12 @@ import numpy as np
 
 from fastfedul.data.dataset import ClientData, to_model_input
 from fastfedul.errors import FastFedULError
-from fastfedul.federation.trainer import Logits, Trainer, TrainingError
+from fastfedul.federation.trainer import (
+    LocalTraining,
+    Logits,
+    Trainer,
+    TrainingError,
+)
 from fastfedul.params import Array, Params
 from fastfedul.records import Model
 from fastfedul.rng import name_key, stream
@@ -29,7 +34,12 @@ class LocalResult:
 
 
 def train_client(
-    trainer: Trainer, model: Model, data: ClientData, index: int, seed: int
+    trainer: Trainer,
+    model: Model,
+    data: ClientData,
+    index: int,
+    seed: int,
+    local: LocalTraining | None = None,
 ) -> LocalResult:
     """Return what a client sends back in a round, a function of the arguments alone.
 
@@ -39,20 +49,20 @@ def train_client(
     rng = stream(seed, "local training", index, name_key(data.client))
     try:
         inputs = to_model_input(data.images)
-        local = trainer.train(model, inputs, data.labels, rng)
+        trained = trainer.train(model, inputs, data.labels, rng, local)
     except FastFedULError:
         raise
     except Exception as error:
         raise TrainingError(
             f"the training of {data.client} failed in round {index}: {one_line(error)}"
         ) from error
-    delta = local.params.flat - model.params.flat
+    delta = trained.params.flat - model.params.flat
     if not np.isfinite(delta).all():
         raise TrainingError(
             f"the training of {data.client} ran away in round {index}: its model has "
             "infinite values; use a smaller learning rate"
         )
-    return LocalResult(Params(model.params.layout, delta), local.buffers)
+    return LocalResult(Params(model.params.layout, delta), trained.buffers)
 
 
 def predict_part(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.params import Array, Flat
 from fastfedul.records import Model
 
 Inputs = npt.NDArray[np.float32]
@@ -26,24 +27,30 @@ class LocalTraining:
     """How a client trains in a round: SGD over its own examples, batch by batch.
 
     Attributes:
-        epochs: How often it goes through its examples.
-        batch_size: Examples of a step; the last batch of an epoch may be smaller.
+        epochs: How often it goes through its examples; 0.5 for half of the batches.
+        batch_size: Examples of a step; the last batch of an epoch may be smaller, and a
+            single example that is left over joins the batch before.
         lr: Learning rate.
         momentum: Share of the last step's direction that is kept; starts anew in
             every round.
         weight_decay: Multiple of the parameters that is added to their gradient.
     """
 
-    epochs: int = 1
+    epochs: float = 1
     batch_size: int = 32
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch size", self.batch_size)):
-            if value < 1:
-                raise InvalidInputError(f"the {name} is {value}; choose 1 or more")
+        if not (math.isfinite(self.epochs) and self.epochs > 0):
+            raise InvalidInputError(
+                f"the number of epochs is {self.epochs:g}; choose 1 or more"
+            )
+        if self.batch_size < 1:
+            raise InvalidInputError(
+                f"the batch size is {self.batch_size}; choose 1 or more"
+            )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InvalidInputError(
                 f"the learning rate is {self.lr:g}; choose a number above 0"
@@ -69,7 +76,12 @@ class Trainer(Protocol):
         """Return the model to start from, a function of the seed alone."""
 
     def train(
-        self, model: Model, inputs: Inputs, labels: Labels, rng: np.random.Generator
+        self,
+        model: Model,
+        inputs: Inputs,
+        labels: Labels,
+        rng: np.random.Generator,
+        local: LocalTraining | None = None,
     ) -> Model:
         """Return the model after local training; the given one stays as it is.
 
@@ -78,7 +90,37 @@ class Trainer(Protocol):
             inputs: Images as a model sees them: (number, channels, height, width).
             labels: Their class numbers.
             rng: The only source of chance, for the order of the examples and the like.
+            local: How to train; None for the way of the federation.
         """
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
         """Return a row per image and a column per class; the largest is the answer."""
+
+
+@runtime_checkable
+class GradientTrainer(Trainer, Protocol):
+    """A trainer that gives gradients, for methods that take steps of their own."""
+
+    def gradient(
+        self, model: Model, inputs: Inputs, targets: Array, temperature: float = 1.0
+    ) -> tuple[float, Flat]:
+        """Return the mean cross-entropy and its gradient in the parameters.
+
+        Args:
+            model: Where.
+            inputs: Images as a model sees them.
+            targets: Class numbers, or a row of class probabilities for each image.
+            temperature: What the logits are divided by before the softmax.
+        """
+
+
+@runtime_checkable
+class ChannelTrainer(Trainer, Protocol):
+    """A trainer whose model has convolutions that can be looked into."""
+
+    def channels(self, model: Model, inputs: Inputs) -> dict[str, Array]:
+        """Return how active each channel of each convolution is on each image.
+
+        The activation is rectified and averaged over the image: a row per image, a
+        column per channel, under the name that the layer's parameters begin with.
+        """

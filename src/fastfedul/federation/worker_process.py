@@ -19,7 +19,7 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.errors import FastFedULError
 from fastfedul.federation.local import one_line, predict_part, train_client
 from fastfedul.federation.shared_arrays import ArrayShape, arrays_in
-from fastfedul.federation.trainer import Trainer
+from fastfedul.federation.trainer import LocalTraining, Trainer
 from fastfedul.params import Array, Layout, Params
 from fastfedul.records import ClientId, Model
 
@@ -71,6 +71,7 @@ class TrainTask:
 
     owner: int
     index: int
+    local: LocalTraining | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _work(
     if isinstance(task, PredictTask):
         return predict_part(trainer, model, data[task.owner], task.begin, task.end)
     own = data[task.owner]
-    result = train_client(trainer, model, own, task.index, assignment.seed)
+    result = train_client(trainer, model, own, task.index, assignment.seed, task.local)
     models.write(1 + number, Model(result.delta, result.buffers))
     return None
 

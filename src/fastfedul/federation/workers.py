@@ -14,7 +14,7 @@ from fastfedul.federation import shared_arrays
 from fastfedul.federation.local import LocalResult, predict_part, train_client
 from fastfedul.federation.processes import Processes
 from fastfedul.federation.shared_arrays import ArrayShape
-from fastfedul.federation.trainer import Logits, Trainer
+from fastfedul.federation.trainer import LocalTraining, Logits, Trainer
 from fastfedul.federation.worker_process import (
     Assignment,
     InitialTask,
@@ -43,7 +43,11 @@ class Workers(Protocol):
         """Return the model to start from."""
 
     def train(
-        self, model: Model, index: int, clients: Sequence[ClientId]
+        self,
+        model: Model,
+        index: int,
+        clients: Sequence[ClientId],
+        local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
         """Return what these clients send back in a round, in their order."""
 
@@ -119,11 +123,17 @@ class InProcess:
         return self._trainer.initial(seed)
 
     def train(
-        self, model: Model, index: int, clients: Sequence[ClientId]
+        self,
+        model: Model,
+        index: int,
+        clients: Sequence[ClientId],
+        local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
         """Return what these clients send back in a round, in their order."""
         return [
-            train_client(self._trainer, model, self._clients[name], index, self._seed)
+            train_client(
+                self._trainer, model, self._clients[name], index, self._seed, local
+            )
             for name in clients
         ]
 
@@ -194,14 +204,18 @@ class WorkerProcesses:
         return model
 
     def train(
-        self, model: Model, index: int, clients: Sequence[ClientId]
+        self,
+        model: Model,
+        index: int,
+        clients: Sequence[ClientId],
+        local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
         """Return what these clients send back in a round, in their order."""
         models = self._put(model)
         # The largest first, so that nobody waits long for the last.
         owners = [self._clients[name] for name in clients]
         order = sorted(range(len(owners)), key=lambda i: -self._lengths[owners[i]])
-        tasks = [TrainTask(owners[i], index) for i in order]
+        tasks = [TrainTask(owners[i], index, local) for i in order]
         results: dict[int, LocalResult] = {}
         for place, worker, _ in self._processes.run(tasks):
             answer = models.read(1 + worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Any
 
 from blake3 import blake3
@@ -109,9 +110,10 @@ def key_of(table: str) -> tuple[int, ...]:
     return (0, 1) if table in BY_CLIENT else (0,)
 
 
-def names(table: str) -> list[str]:
+@cache
+def names(table: str) -> tuple[str, ...]:
     """Return the column names of a table, without the digest."""
-    return [column.split()[0] for column in COLUMNS[table]]
+    return tuple(column.split()[0] for column in COLUMNS[table])
 
 
 def canonical(*values: Any) -> bytes:

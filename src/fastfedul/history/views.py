@@ -1,18 +1,16 @@
-"""A ledger seen as if less of it had been kept.
-
-One run recorded in full then serves every keeping policy, with the same training.
-"""
+"""A ledger seen through something: as if less had been kept, or with a counter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.history.codec import VALUE_BYTES
 from fastfedul.history.ledger import Ledger
 from fastfedul.history.sampling import Keep
 from fastfedul.history.settings import LedgerSettings
@@ -30,24 +28,11 @@ from fastfedul.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KeptView:
-    """A ledger of which only what a policy keeps can be seen.
-
-    Attributes:
-        ledger: A ledger that kept every update.
-        keep: The policy; `store` only, because the training has already happened.
-    """
+@dataclass(slots=True)
+class LedgerView:
+    """A ledger that passes everything on to another one."""
 
     ledger: Ledger
-    keep: Keep
-
-    def __post_init__(self) -> None:
-        if self.keep.use != "store":
-            raise InvalidInputError(
-                "a recorded run can only be seen as if less had been stored; to "
-                "aggregate a sample, train with that policy"
-            )
 
     @property
     def settings(self) -> LedgerSettings:
@@ -82,20 +67,12 @@ class KeptView:
         return self.ledger.rounds()
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in, with what would have been kept."""
-        rounds = [update.round for update in self.ledger.updates_of(client)]
-        found = (u for index in rounds for u in self.updates_in(index))
-        return tuple(update for update in found if update.client == client)
+        """Return what one client took part in; nothing for a stranger."""
+        return self.ledger.updates_of(client)
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, with what would have been kept."""
-        entries = self.ledger.updates_in(index)
-        magnitudes = np.array([u.share * u.norm for u in entries])
-        probabilities, kept = self.keep.choose(magnitudes, index)
-        return tuple(
-            replace(u, keep_probability=float(p), kept=bool(k) and u.kept)
-            for u, p, k in zip(entries, probabilities, kept, strict=True)
-        )
+        """Return who took part in a round, sorted by client."""
+        return self.ledger.updates_in(index)
 
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""
@@ -121,3 +98,72 @@ class KeptView:
     def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
         """Return one block of columns of stored vectors, a row each."""
         return self.ledger.columns(vectors, block)
+
+
+@dataclass(slots=True)
+class KeptView(LedgerView):
+    """A ledger of which only what a policy keeps can be seen.
+
+    One run recorded in full then serves every keeping policy, with the same training.
+
+    Attributes:
+        ledger: A ledger that kept every update.
+        keep: The policy; `store` only, because the training has already happened.
+    """
+
+    keep: Keep
+
+    def __post_init__(self) -> None:
+        if self.keep.use != "store":
+            raise InvalidInputError(
+                "a recorded run can only be seen as if less had been stored; to "
+                "aggregate a sample, train with that policy"
+            )
+
+    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
+        """Return what one client took part in, with what would have been kept."""
+        rounds = [update.round for update in self.ledger.updates_of(client)]
+        found = (u for index in rounds for u in self.updates_in(index))
+        return tuple(update for update in found if update.client == client)
+
+    def updates_in(self, index: int) -> Sequence[UpdateEntry]:
+        """Return who took part in a round, with what would have been kept."""
+        entries = self.ledger.updates_in(index)
+        magnitudes = np.array([u.share * u.norm for u in entries])
+        probabilities, kept = self.keep.choose(magnitudes, index)
+        return tuple(
+            replace(u, keep_probability=float(p), kept=bool(k) and u.kept)
+            for u, p, k in zip(entries, probabilities, kept, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class CountedLedger(LedgerView):
+    """A ledger that counts what is read of its arrays.
+
+    Attributes:
+        ledger: The ledger.
+        bytes_read: Bytes of stored vectors read so far.
+    """
+
+    bytes_read: int = field(default=0, init=False)
+
+    def combine(
+        self,
+        vectors: Sequence[VectorRef],
+        coefficients: npt.ArrayLike,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> Combination:
+        """Return linear combinations and inner products of stored vectors."""
+        found = self.ledger.combine(vectors, coefficients, pairs)
+        self.bytes_read += found.bytes_read
+        return found
+
+    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
+        """Return one block of columns of stored vectors, a row each."""
+        found = self.ledger.columns(vectors, block)
+        settings = self.ledger.settings
+        for ref in vectors:
+            dtype = settings.update_dtype if ref.client else settings.step_dtype
+            self.bytes_read += found.shape[1] * VALUE_BYTES[dtype]
+        return found

@@ -15,6 +15,7 @@ import numpy as np
 
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.trainer import Inputs, Labels, LocalTraining, Logits
+from fastfedul.params import Array, Flat
 from fastfedul.records import Model
 from fastfedul.rng import stream
 
@@ -79,21 +80,49 @@ class TorchTrainer:
     def initial(self, seed: int) -> Model:
         """Return the freshly built network, a function of the seed alone."""
         from fastfedul.integrations.torch_models import build
-        from fastfedul.integrations.torch_network import Network, seeded
+        from fastfedul.integrations.torch_network import Network, seeded, using
 
         start = int(stream(seed, "initial model").integers(2**63))
-        with seeded(start):
-            network = build(self.model, self.image_shape, self.num_classes)
-        return Network(network).read()
+        with using(self.threads):
+            with seeded(start):
+                network = build(self.model, self.image_shape, self.num_classes)
+            return Network(network).read()
 
     def train(
-        self, model: Model, inputs: Inputs, labels: Labels, rng: np.random.Generator
+        self,
+        model: Model,
+        inputs: Inputs,
+        labels: Labels,
+        rng: np.random.Generator,
+        local: LocalTraining | None = None,
     ) -> Model:
         """Return the model after local training."""
-        return self.network.train(
-            model, inputs, labels, rng, local=self.local, threads=self.threads
-        )
+        from fastfedul.integrations.torch_network import using
+
+        with using(self.threads):
+            return self.network.train(
+                model, inputs, labels, rng, local=local or self.local
+            )
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
         """Return the logits, computed in evaluation mode."""
-        return self.network.predict(model, inputs, threads=self.threads)
+        from fastfedul.integrations.torch_network import using
+
+        with using(self.threads):
+            return self.network.predict(model, inputs)
+
+    def gradient(
+        self, model: Model, inputs: Inputs, targets: Array, temperature: float = 1.0
+    ) -> tuple[float, Flat]:
+        """Return the mean cross-entropy and its gradient in the parameters."""
+        from fastfedul.integrations.torch_network import using
+
+        with using(self.threads):
+            return self.network.gradient(model, inputs, targets, temperature)
+
+    def channels(self, model: Model, inputs: Inputs) -> dict[str, Array]:
+        """Return how active each channel of each convolution is on each image."""
+        from fastfedul.integrations.torch_network import using
+
+        with using(self.threads):
+            return self.network.channels(model, inputs)

@@ -6,7 +6,8 @@ and a model goes in and out by copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import Inputs, Labels, LocalTraining, Logits
-from fastfedul.params import Layout, Params, Slot
+from fastfedul.params import Array, Flat, Layout, Params, Slot
 from fastfedul.records import Model
 
 _ALIGNMENT = 16
@@ -63,7 +64,6 @@ class Network:
         rng: np.random.Generator,
         *,
         local: LocalTraining,
-        threads: int = 1,
     ) -> Model:
         """Return the model after SGD over all examples, `local.epochs` times."""
         self._write(model)
@@ -71,28 +71,71 @@ class Network:
         images = self._tensor(inputs)
         targets = torch.from_numpy(np.array(labels, np.int64))
         velocity = torch.zeros_like(self._values) if local.momentum else None
-        with _using(threads), seeded(int(rng.integers(2**63))):
-            for _ in range(local.epochs):
-                order = torch.from_numpy(rng.permutation(len(targets)))
-                for batch in torch.split(order, local.batch_size):
-                    self._gradient.zero_()
-                    logits = self._module(images[batch])
-                    loss = functional.cross_entropy(logits, targets[batch])
-                    torch.autograd.backward(loss)
-                    self._step(local, velocity)
+        with seeded(int(rng.integers(2**63))):
+            for batch in _batches(len(targets), local, rng):
+                self._gradient.zero_()
+                logits = self._module(images[batch])
+                loss = functional.cross_entropy(logits, targets[batch])
+                torch.autograd.backward(loss)
+                self._step(local, velocity)
         return self.read()
 
-    def predict(self, model: Model, inputs: Inputs, *, threads: int = 1) -> Logits:
+    def predict(self, model: Model, inputs: Inputs) -> Logits:
         """Return the logits, computed in evaluation mode."""
         self._write(model)
         self._module.eval()
-        with _using(threads), torch.inference_mode():
+        with torch.inference_mode():
             parts = [
                 self._module(self._tensor(inputs[start : start + _PART])).numpy()
                 for start in range(0, max(1, len(inputs)), _PART)
             ]
         logits: Logits = np.concatenate(parts).astype(np.float32, copy=False)
         return logits
+
+    def gradient(
+        self, model: Model, inputs: Inputs, targets: Array, temperature: float
+    ) -> tuple[float, Flat]:
+        """Return the mean cross-entropy and its gradient in the parameters.
+
+        In evaluation mode, so that it is a function of the arguments alone: no
+        dropout, and the statistics of batch normalisation stay as they are.
+        """
+        self._write(model)
+        self._module.eval()
+        self._gradient.zero_()
+        logits = self._module(self._tensor(inputs)) / temperature
+        wanted = torch.from_numpy(np.array(targets))
+        if wanted.dim() == 2:
+            wanted = wanted.to(logits.dtype)
+        loss = functional.cross_entropy(logits, wanted)
+        torch.autograd.backward(loss)
+        parts = [
+            np.zeros(parameter.shape, np.float32)
+            if parameter.grad is None
+            else parameter.grad.numpy()
+            for parameter in self._module.parameters()
+        ]
+        flat: Flat = np.concatenate([part.ravel() for part in parts])
+        return loss.item(), flat
+
+    def channels(self, model: Model, inputs: Inputs) -> dict[str, Array]:
+        """Return how active each channel of each convolution is on each image."""
+        self._write(model)
+        self._module.eval()
+        seen: dict[str, list[torch.Tensor]] = {}
+        hooks = []
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, nn.Conv2d):
+                parts = seen.setdefault(name, [])
+                hooks.append(layer.register_forward_hook(_pooled_into(parts)))
+        try:
+            with torch.inference_mode():
+                for start in range(0, max(1, len(inputs)), _PART):
+                    self._module(self._tensor(inputs[start : start + _PART]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {name: torch.cat(parts).numpy() for name, parts in seen.items()}
 
     def _step(self, local: LocalTraining, velocity: torch.Tensor | None) -> None:
         """Move the parameters as `torch.optim.SGD` does."""
@@ -130,6 +173,51 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def using(threads: int) -> Iterator[None]:
+    """Let PyTorch use so many threads within a block.
+
+    All work belongs inside: a second thread that was woken once keeps looking for more
+    work for a while, on a core that another client may need.
+    """
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _batches(
+    count: int, local: LocalTraining, rng: np.random.Generator
+) -> Iterator[torch.Tensor]:
+    """Yield the batches of a client's round, each epoch in an order of its own."""
+    sizes = [local.batch_size] * (count // local.batch_size)
+    if rest := count % local.batch_size:
+        sizes.append(rest)
+    if len(sizes) > 1 and sizes[-1] == 1:
+        # Batch normalisation cannot learn from a single example.
+        sizes[-2:] = [sizes[-2] + 1]
+    left = math.ceil(local.epochs * len(sizes))
+    while left > 0:
+        order = torch.from_numpy(rng.permutation(count))
+        batches = torch.split(order, sizes)[:left]
+        yield from batches
+        left -= len(batches)
+
+
+def _pooled_into(
+    parts: list[torch.Tensor],
+) -> Callable[[nn.Module, object, torch.Tensor], None]:
+    def hook(layer: nn.Module, given: object, output: torch.Tensor) -> None:
+        parts.append(functional.relu(output).mean(dim=(2, 3)))
+
+    return hook
+
+
 def _gather(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[int]]:
     """Move parameters into one vector; return it, and where each of them begins."""
     starts, end = [], 0
@@ -148,16 +236,3 @@ def _window(values: torch.Tensor, parameter: nn.Parameter, start: int) -> torch.
     """Return a view shaped like a parameter, in the order of its own memory."""
     strides = torch.empty_like(parameter).stride()
     return values.as_strided(parameter.shape, strides, start)
-
-
-@contextmanager
-def _using(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if before == threads:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

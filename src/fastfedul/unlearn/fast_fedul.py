@@ -21,20 +21,44 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
-from fastfedul.history.erasure import replayed_step, without
-from fastfedul.history.ledger import Ledger, vector
-from fastfedul.params import Array, Params, norm
-from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
+from fastfedul.params import Array, Params
+from fastfedul.records import ClientId, UpdateEntry
 from fastfedul.unlearn.bound import (
     LIPSCHITZ_SOURCE,
     Bound,
     distance_bound,
     estimate_lipschitz,
 )
-from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.protocol import Needs, UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.tracing import Leaving, leaving, trace
 
 WARN_BELOW_COVERAGE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal(UnlearnResult):
+    """The model that Fast-FedUL gives, and how sure it is.
+
+    Attributes:
+        delta: Cleaned minus current model.
+        rounds: Rounds in which any of the clients took part.
+        coverage: Part of their share in the model whose updates were kept, 0 to 1.
+        coverage_by_client: The same for each client.
+        damping: The damping of each round.
+        gamma_norms: How far each round would have gone elsewhere without them.
+        standard_error: Of delta, from keeping only a sample of the updates; None if
+            what is missing was not left out at random.
+        bound: Distance to a retrained model under the assumptions of Theorem 1.
+    """
+
+    delta: Params
+    rounds: int
+    coverage: float
+    coverage_by_client: Mapping[ClientId, float]
+    damping: tuple[float, ...]
+    gamma_norms: tuple[float, ...]
+    standard_error: float | None
+    bound: Bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,27 +94,29 @@ class FastFedUL:
                 f"the minimum coverage is from 0 to 1, not {self.minimum_coverage}"
             )
 
-    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the history."""
+        return Needs(history=True)
+
+    def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
         return self.sweep(request, [self.damping])[0]
 
     def sweep(
         self, request: UnlearnRequest, dampings: Sequence[float | Sequence[float]]
-    ) -> tuple[UnlearnResult, ...]:
+    ) -> tuple[Removal, ...]:
         """Return a result for each damping, from one pass over the history."""
         started = time.perf_counter()
         ledger = request.ledger
         with ledger.snapshot():
             rounds = ledger.rounds()
-            removal = _removal(ledger, request.forget, rounds)
+            removal = leaving(ledger, request.forget, rounds)
             coverage = _coverages(request.forget, removal)
             warnings = _judge(coverage, self.minimum_coverage)
             per_round = [self._per_round(d, len(rounds)) for d in dampings]
             decays = np.array([_decay(damping) for damping in per_round])
-            if ledger.settings.aggregation == MEAN:
-                traced = _by_combination(ledger, removal, decays)
-            else:
-                traced = _by_replay(ledger, removal, decays)
+            traced = trace(ledger, removal, decays)
             final = ledger.final
         lipschitz = estimate_lipschitz(rounds)
         everything = _coverage(removal.asked)
@@ -99,7 +125,7 @@ class FastFedUL:
             per_round, decays, traced.sums, strict=True
         ):
             results.append(
-                UnlearnResult(
+                Removal(
                     params=Params(final.params.layout, final.params.flat + difference),
                     delta=Params(final.params.layout, difference),
                     clients=tuple(sorted(request.forget)),
@@ -117,6 +143,22 @@ class FastFedUL:
             )
         return tuple(results)
 
+    def iterations(self, request: UnlearnRequest) -> tuple[Params, ...]:
+        """Return the current model plus the difference after each round of the trace.
+
+        The last one is what a call returns; the others show how it comes about.
+        """
+        ledger = request.ledger
+        with ledger.snapshot():
+            rounds = ledger.rounds()
+            damping = self._per_round(self.damping, len(rounds))
+            decays = np.zeros((len(rounds), len(rounds)))
+            for last in range(len(rounds)):
+                decays[last, : last + 1] = _decay(damping[: last + 1])
+            traced = trace(ledger, leaving(ledger, request.forget, rounds), decays)
+            final = ledger.final.params
+        return tuple(Params(final.layout, final.flat + part) for part in traced.sums)
+
     def _per_round(
         self, damping: float | Sequence[float], num_rounds: int
     ) -> tuple[float, ...]:
@@ -131,169 +173,6 @@ class FastFedUL:
         return tuple(full.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class _Removal:
-    """Who leaves which round.
-
-    Attributes:
-        rounds: Rounds in which somebody of the request took part.
-        asked: Their updates.
-        earlier: Updates, by round, of clients that were forgotten before and whose
-            history was kept: the model has been moved for them already.
-    """
-
-    rounds: tuple[RoundEntry, ...]
-    asked: tuple[UpdateEntry, ...]
-    earlier: Mapping[int, tuple[UpdateEntry, ...]]
-
-    def by_round(self) -> dict[int, list[UpdateEntry]]:
-        """Return the request's updates by round."""
-        found: dict[int, list[UpdateEntry]] = {}
-        for update in self.asked:
-            found.setdefault(update.round, []).append(update)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    sums: Array
-    gamma_norms: tuple[float, ...]
-    bytes_read: int
-
-
-def _removal(
-    ledger: Ledger, forget: frozenset[ClientId], rounds: Sequence[RoundEntry]
-) -> _Removal:
-    clients = ledger.clients()
-    for client in sorted(forget):
-        if client in clients and clients[client].state != "active":
-            raise InvalidInputError(
-                f"client {client!r:.80} is {clients[client].state} already"
-            )
-    asked = [u for client in sorted(forget) for u in ledger.updates_of(client)]
-    touched = {update.round for update in asked}
-    earlier: dict[int, tuple[UpdateEntry, ...]] = {}
-    for name, entry in clients.items():
-        if entry.state == "forgotten":
-            for update in ledger.updates_of(name):
-                if update.round in touched:
-                    before = earlier.get(update.round, ())
-                    earlier[update.round] = (*before, update)
-    return _Removal(
-        tuple(round_ for round_ in rounds if round_.index in touched),
-        tuple(sorted(asked, key=lambda update: (update.round, update.client))),
-        earlier,
-    )
-
-
-def _by_combination(ledger: Ledger, removal: _Removal, decays: Array) -> _Traced:
-    """Trace through weighted means: one linear combination of stored vectors."""
-    refs: list[VectorRef] = []
-    factors: list[float] = []
-    pairs: list[tuple[int, int]] = []
-    spans: list[tuple[_GammaTerms, slice]] = []
-    asked = removal.by_round()
-    for round_ in removal.rounds:
-        terms = _gamma_terms(
-            round_, asked[round_.index], removal.earlier.get(round_.index, ())
-        )
-        first, first_pair = len(refs), len(pairs)
-        refs.append(VectorRef(round_.index))
-        refs += [VectorRef(u.round, u.client) for u in terms.updates]
-        factors += [terms.of_step, *terms.of_updates]
-        pairs += [(first + i, first + j) for i, j in terms.unknown]
-        spans.append((terms, slice(first_pair, len(pairs))))
-    gamma_norms = [0.0] * decays.shape[1]
-    if not refs:
-        sums = np.zeros((len(decays), ledger.settings.layout.size), np.float32)
-        return _Traced(sums, tuple(gamma_norms), 0)
-    columns = [ref.round for ref in refs]
-    combination = ledger.combine(refs, decays[:, columns] * np.array(factors), pairs)
-    for round_, (terms, span) in zip(removal.rounds, spans, strict=True):
-        gamma_norms[round_.index] = terms.norm(combination.products[span])
-    return _Traced(combination.sums, tuple(gamma_norms), combination.bytes_read)
-
-
-@dataclass(frozen=True, slots=True)
-class _GammaTerms:
-    """One round's gamma as a combination of its step and some of its updates.
-
-    Attributes:
-        of_step: Factor of the step.
-        updates: The kept updates that count.
-        of_updates: Their factors.
-        gram: Inner products as far as they are known, step first; NaN elsewhere.
-        unknown: Which of them must be computed.
-    """
-
-    of_step: float
-    updates: tuple[UpdateEntry, ...]
-    of_updates: tuple[float, ...]
-    gram: Array
-    unknown: tuple[tuple[int, int], ...]
-
-    def norm(self, products: Sequence[float]) -> float:
-        """Return the norm of gamma, given the products that were unknown."""
-        gram = self.gram.copy()
-        for (i, j), product in zip(self.unknown, products, strict=True):
-            gram[i, j] = gram[j, i] = product
-        factors = np.array([self.of_step, *self.of_updates])
-        # Rounding, and storage in fewer bits, may leave a tiny negative number.
-        return math.sqrt(max(0.0, float(factors @ gram @ factors)))
-
-
-def _gamma_terms(
-    round_: RoundEntry, asked: Sequence[UpdateEntry], earlier: Sequence[UpdateEntry]
-) -> _GammaTerms:
-    """Return gamma: the round without both groups minus the round without `earlier`."""
-    after_step, after = without(round_, (*asked, *earlier))
-    before_step, before = without(round_, earlier)
-    again = zip(after[len(asked) :], before, strict=True)
-    differences = (*after[: len(asked)], *(a - b for a, b in again))
-    kept = [
-        (update, factor)
-        for update, factor in zip((*asked, *earlier), differences, strict=True)
-        if update.kept
-    ]
-    size = 1 + len(kept)
-    gram = np.full((size, size), np.nan)
-    gram[0, 0] = round_.step_norm**2
-    for i, (update, _) in enumerate(kept, start=1):
-        gram[i, i] = update.norm**2
-        if update.step_product is not None:
-            gram[0, i] = gram[i, 0] = update.step_product
-    unknown = [(i, j) for i in range(size) for j in range(i + 1, size)]
-    return _GammaTerms(
-        after_step - before_step,
-        tuple(update for update, _ in kept),
-        tuple(factor for _, factor in kept),
-        gram,
-        tuple((i, j) for i, j in unknown if math.isnan(gram[i, j])),
-    )
-
-
-def _by_replay(ledger: Ledger, removal: _Removal, decays: Array) -> _Traced:
-    """Trace through any other aggregation by running it again, round by round."""
-    size = ledger.settings.layout.size
-    sums = np.zeros((len(decays), size), np.float32)
-    gamma_norms = [0.0] * decays.shape[1]
-    bytes_read = 0
-    asked = removal.by_round()
-    for round_ in removal.rounds:
-        index = round_.index
-        before = frozenset(u.client for u in removal.earlier.get(index, ()))
-        after = before | {update.client for update in asked[index]}
-        gamma = replayed_step(ledger, index, after)
-        if before:
-            gamma = gamma - replayed_step(ledger, index, before)
-        else:
-            gamma = gamma - vector(ledger, VectorRef(index))
-        gamma_norms[index] = norm(gamma)
-        sums += decays[:, index, None].astype(np.float32) * gamma
-        bytes_read += 4 * size * (round_.num_updates + 1)
-    return _Traced(sums, tuple(gamma_norms), bytes_read)
-
-
 def _decay(damping: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return what is left of each round's gamma at the end."""
     kept = 1 - np.asarray(damping, np.float64)
@@ -302,7 +181,7 @@ def _decay(damping: Sequence[float]) -> npt.NDArray[np.float64]:
     return after
 
 
-def _coverages(forget: frozenset[ClientId], removal: _Removal) -> dict[ClientId, float]:
+def _coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
     return {
         client: _coverage([u for u in removal.asked if u.client == client])
         for client in sorted(forget)
@@ -333,7 +212,7 @@ def _judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...
     return tuple(warnings)
 
 
-def _standard_error(removal: _Removal, decay: Array) -> float | None:
+def _standard_error(removal: Leaving, decay: Array) -> float | None:
     """Return the standard deviation of delta over the draws of what was kept."""
     asked = removal.by_round()
     variance = 0.0

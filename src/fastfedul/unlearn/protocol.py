@@ -1,41 +1,75 @@
-"""What a method of unlearning is given, and what it gives back."""
+"""What a method of unlearning is given, what it needs, and what it gives back."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.clients import Federation
 from fastfedul.history.ledger import Ledger
-from fastfedul.params import Params
-from fastfedul.records import ClientId
-from fastfedul.unlearn.bound import Bound
+from fastfedul.history.views import CountedLedger
+from fastfedul.params import Array, Params
+from fastfedul.records import ClientId, Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a method cannot do without.
+
+    Attributes:
+        history: Stored updates of the clients.
+        target: The help of the clients to forget, with their data.
+        others: The help of the clients that stay, with their data.
+        server_data: Clean images of the server's own.
+    """
+
+    history: bool = False
+    target: bool = False
+    others: bool = False
+    server_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UnlearnRequest:
-    """Whom to forget, and from which history."""
+    """Whom to forget, from which history, and with whose help.
+
+    Attributes:
+        ledger: The history.
+        forget: Whom to forget.
+        federation: The clients, where they can still be asked.
+    """
 
     ledger: Ledger
     forget: frozenset[ClientId]
+    federation: Federation | None = None
+
+    @property
+    def stayers(self) -> tuple[ClientId, ...]:
+        """Clients of the history that are there now and are not to be forgotten."""
+        return tuple(
+            name
+            for name, entry in sorted(self.ledger.clients().items())
+            if entry.state == "active" and name not in self.forget
+        )
+
+    @property
+    def gone(self) -> frozenset[ClientId]:
+        """Everybody who is left out: those of the request, and who left before."""
+        clients = self.ledger.clients().items()
+        return self.forget | {n for n, entry in clients if entry.state != "active"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlearnResult:
-    """The cleaned model, what was done to get it, and how sure it is.
+    """The cleaned model, and what it took to get it.
 
     Attributes:
         params: The cleaned model.
-        delta: Cleaned minus current model.
         clients: Who was forgotten.
-        rounds: Rounds in which any of them took part.
-        coverage: Part of their share in the model whose updates were kept, 0 to 1.
-        coverage_by_client: The same for each client.
-        damping: The damping of each round.
-        gamma_norms: How far each round would have gone elsewhere without them.
-        standard_error: Of delta, from keeping only a sample of the updates; None if
-            what is missing was not left out at random.
-        bound: Distance to a retrained model under the assumptions of Theorem 1.
+        buffers: Its buffers, if they are not those of the current model.
         seconds: Time taken.
         bytes_read: Bytes of history read.
         client_calls: Times a client had to compute something.
@@ -43,23 +77,77 @@ class UnlearnResult:
     """
 
     params: Params
-    delta: Params
     clients: tuple[ClientId, ...]
-    rounds: int
-    coverage: float
-    coverage_by_client: Mapping[ClientId, float]
-    damping: tuple[float, ...]
-    gamma_norms: tuple[float, ...]
-    standard_error: float | None
-    bound: Bound
-    seconds: float
-    bytes_read: int
+    buffers: Mapping[str, Array] | None = None
+    seconds: float = 0.0
+    bytes_read: int = 0
     client_calls: int = 0
     warnings: tuple[str, ...] = field(default=())
+
+    def model(self, current: Model) -> Model:
+        """Return the cleaned model, with buffers of the current one if it has none."""
+        buffers = current.buffers if self.buffers is None else self.buffers
+        return Model(self.params, buffers)
 
 
 class Unlearner(Protocol):
     """A method: hyperparameters that can be called."""
 
+    @property
+    def needs(self) -> Needs:
+        """What it cannot do without."""
+
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model without the forgotten clients."""
+
+
+def measured(method: Unlearner, request: UnlearnRequest) -> UnlearnResult:
+    """Call a method; time, client calls and bytes are counted alike for all."""
+    counted = CountedLedger(request.ledger)
+    clients = request.federation.clients if request.federation else None
+    calls = clients.calls if clients else 0
+    started = time.perf_counter()
+    result = method(replace(request, ledger=counted))
+    return replace(
+        result,
+        seconds=time.perf_counter() - started,
+        bytes_read=counted.bytes_read,
+        client_calls=clients.calls - calls if clients else 0,
+    )
+
+
+def federation_of(request: UnlearnRequest, name: str, needs: Needs) -> Federation:
+    """Return the federation that a method needs.
+
+    Raises:
+        UnlearnRefusedError: If what it needs is not there.
+        InvalidInputError: If a client to forget is not part of it.
+    """
+    federation = request.federation
+    if federation is None:
+        raise UnlearnRefusedError(
+            f"{name} needs the help of {_helpers(needs)}, which a ledger alone cannot "
+            "give; use it through `fastfedul compare` on a run, or pass a federation"
+        )
+    strangers = sorted(request.forget - set(federation.clients.data))
+    if strangers:
+        raise InvalidInputError(
+            f"client {strangers[0]!r:.80} is not in this federation"
+        )
+    if needs.others and not request.stayers:
+        raise UnlearnRefusedError(f"{name} needs other clients, and nobody stays")
+    if needs.server_data and not len(federation.server):
+        raise UnlearnRefusedError(
+            f"{name} needs clean images of the server's own, and there are none; "
+            "train with --server-images 500 or so"
+        )
+    return federation
+
+
+def _helpers(needs: Needs) -> str:
+    asked = {
+        "the client to forget": needs.target,
+        "the other clients": needs.others,
+        "the server's own images": needs.server_data,
+    }
+    return " and ".join(name for name, wanted in asked.items() if wanted)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
+from fastfedul.unlearn.cdp import CDP
 from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import Unlearner, UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.federaser import FedAccum, FedEraser
+from fastfedul.unlearn.fedrecover import FedRecover
+from fastfedul.unlearn.kd import KD
+from fastfedul.unlearn.pga import PGA
+from fastfedul.unlearn.protocol import (
+    Needs,
+    Unlearner,
+    UnlearnRequest,
+    UnlearnResult,
+)
+from fastfedul.unlearn.retrain import Retrain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,36 +36,79 @@ class OnSample:
     method: Unlearner
     keep: Keep
 
+    @property
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return self.method.needs
+
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the method's answer from the smaller history."""
         view = KeptView(request.ledger, self.keep)
-        return self.method(UnlearnRequest(view, request.forget))
+        return self.method(UnlearnRequest(view, request.forget, request.federation))
 
 
-def _random_keeping(damping: float) -> Unlearner:
-    # The paper keeps 5 updates a round. Whoever compares wants to see also what a
-    # badly covered client comes to, so nothing is refused.
-    method = FastFedUL(damping=damping, minimum_coverage=0)
-    return OnSample(method=method, keep=Keep("uniform", 5))
+def _fast_fedul(
+    damping: float = 0.07, keep: str = "all", keep_seed: int = 0, **settings: Any
+) -> Unlearner:
+    """Return Fast-FedUL on what a policy keeps.
+
+    Whoever compares wants to see also what a badly covered client comes to, so a
+    sample is never refused.
+    """
+    if keep == "all":
+        return FastFedUL(damping=damping, **settings)
+    policy = Keep.parse(keep, seed=keep_seed)
+    method = FastFedUL(damping=damping, minimum_coverage=0, **settings)
+    return OnSample(method=method, keep=policy)
 
 
-METHODS: dict[str, Callable[[float], Unlearner]] = {
-    "fast-fedul": lambda damping: FastFedUL(damping=damping),
+def _random_keeping(damping: float = 0.07, keep: str = "uniform:5") -> Unlearner:
+    # The paper keeps 5 updates a round.
+    return _fast_fedul(damping, keep)
+
+
+def _no_skew() -> Unlearner:
+    return FastFedUL(damping=0)
+
+
+def _half_skew(damping: float = 0.07) -> Unlearner:
+    return FastFedUL(damping=damping, damped="alternate")
+
+
+METHODS: dict[str, Callable[..., Unlearner]] = {
+    "retrain": Retrain,
+    "federaser": FedEraser,
+    "fedaccum": FedAccum,
+    "cdp": CDP,
+    "pga": PGA,
+    "kd": KD,
+    "fedrecover": FedRecover,
+    "fast-fedul": _fast_fedul,
     "fast-fedul-1": _random_keeping,
-    "fast-fedul-2": lambda damping: FastFedUL(damping=0),
-    "fast-fedul-3": lambda damping: FastFedUL(damping=damping, damped="alternate"),
+    "fast-fedul-2": _no_skew,
+    "fast-fedul-3": _half_skew,
 }
-"""Name to a function of the damping that gives the method."""
+"""Name to a function of the settings that gives the method."""
+
+DAMPED = ("fast-fedul", "fast-fedul-1", "fast-fedul-3")
+"""Methods that have a damping."""
+
+SERVER_ONLY = ("fast-fedul", "fast-fedul-1", "fast-fedul-2", "fast-fedul-3")
+"""Methods that need nothing but the history; comparisons show them by default."""
 
 
-def find_method(name: str, *, damping: float) -> Unlearner:
-    """Return a method by name.
+def find_method(name: str, settings: Mapping[str, Any] | None = None) -> Unlearner:
+    """Return a method by name, with its settings.
 
     Raises:
-        InvalidInputError: If there is none of that name.
+        InvalidInputError: If there is none of that name, or it has no such setting.
     """
     if name not in METHODS:
         raise InvalidInputError(
             f"unknown method {name!r:.40}; choose from {', '.join(METHODS)}"
         )
-    return METHODS[name](damping)
+    try:
+        return METHODS[name](**(settings or {}))
+    except TypeError:
+        given = ", ".join(settings or {})
+        raise InvalidInputError(f"{name} has no such setting: {given}") from None

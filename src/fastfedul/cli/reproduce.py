@@ -1,0 +1,110 @@
+"""`fastfedul reproduce`: the paper's tables and figures, with ours beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastfedul.cli.output import JsonFlag, err, out, print_json
+
+if TYPE_CHECKING:
+    from fastfedul.reproduction.running import Say
+
+NAMES = (
+    "edge-case",
+    "pixel",
+    "non-iid",
+    "ablation",
+    "damping",
+    "deviation",
+    "cost",
+    "sampling",
+)
+
+
+def reproduce_paper(
+    name: Annotated[
+        str, typer.Argument(help=f"{', '.join(NAMES)}, or all.", metavar="NAME")
+    ],
+    folder: Annotated[
+        Path, typer.Option("--out", help="Where results go; and where they are kept.")
+    ],
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke: digits, minutes. standard: MNIST, CIFAR-10 and retinal scans, "
+            "hours on two cores.",
+            metavar="smoke|standard",
+        ),
+    ] = "smoke",
+    seeds: Annotated[int, typer.Option(help="Seeds 0 to this number less 1.")] = 3,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Only this data set of the tables, such as mnist."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many new runs; the rest another day."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Run the paper's evaluation again and put our figures beside the paper's.
+
+    Every cell of a table is one method on one run. Its result is kept in OUT/cells
+    under a digest of everything it depends on, so stopping and starting again goes on
+    where it was, and a table can be built up over days. Written are NAME.md, NAME.csv,
+    NAME.json and the plots.
+
+    Example: `fastfedul reproduce edge-case --out results --scale smoke --seeds 2`
+    """
+    from fastfedul.reproduction.reproducing import plan, reproduce
+
+    planned = plan(name, scale, seeds, folder, only=data)
+    with _progress(planned.num_done, planned.num_cells) as say:
+        written = reproduce(planned, say, limit=limit)
+    done = plan(name, scale, seeds, folder, only=data).num_done
+    facts = {
+        "cells": planned.num_cells,
+        "cells_done": done,
+        "files": [str(path) for path in written],
+    }
+    if json:
+        print_json(facts)
+        return
+    left = planned.num_cells - done
+    out().print(
+        f"{done} of {planned.num_cells} cells"
+        + (f", {left} left: run the same command again" if left else ""),
+        markup=False,
+    )
+    for path in written:
+        out().print(str(path), markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(done: int, total: int) -> Iterator[Say]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        # Cells are few and slow, so the estimate looks far back.
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=err(),
+        speed_estimate_period=3600,
+    ) as bar:
+        task = bar.add_task("", total=total, completed=done)
+        yield lambda what, count: bar.update(task, description=what, advance=count)

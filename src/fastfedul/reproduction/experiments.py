@@ -1,0 +1,212 @@
+"""The paper's tables and figures as lists of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
+from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
+
+ATTACKS = ("edge-case", "pixel")
+PAPERS_BUDGET = "optimal:5"
+DAMPINGS = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a table: one method on one setting, over all seeds.
+
+    Attributes:
+        data: Data set, by the paper's name where it has one.
+        attack: The attack.
+        label: What to call the method.
+        cells: A cell per seed.
+        partition: How the data are split.
+        parameter: What varies in a figure: level, damping or budget.
+    """
+
+    data: str
+    attack: str
+    label: str
+    cells: tuple[Cell, ...]
+    partition: str = "iid"
+    parameter: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method as a table shows it."""
+
+    label: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+REFERENCES = (Method(BEFORE, BEFORE), Method(RETRAINED, RETRAINED))
+RIVALS = tuple(
+    Method(name, name)
+    for name in ("federaser", "fedaccum", "cdp", "pga", "kd", "fedrecover")
+)
+FAST = Method("fast-fedul", "fast-fedul", {"keep": PAPERS_BUDGET})
+FAST_ALL = Method("fast-fedul, all kept", "fast-fedul")
+VARIANTS = tuple(
+    Method(name, name) for name in ("fast-fedul-1", "fast-fedul-2", "fast-fedul-3")
+)
+MAIN = (*REFERENCES, *RIVALS, FAST, FAST_ALL)
+
+
+def lines_of(name: str, scale: Scale, num_seeds: int) -> list[Line]:
+    """Return the lines of one of the paper's tables or figures."""
+    if name not in EXPERIMENTS:
+        choices = ", ".join((*EXPERIMENTS, "all"))
+        raise InvalidInputError(f"unknown name {name!r:.40}; choose {choices}")
+    if num_seeds < 1:
+        raise InvalidInputError(f"{num_seeds} seeds; choose 1 or more")
+    return EXPERIMENTS[name](scale, num_seeds)
+
+
+def _main_table(attack: str) -> Callable[[Scale, int], list[Line]]:
+    def lines(scale: Scale, num_seeds: int) -> list[Line]:
+        return [
+            _line(scale, data, attack, method, num_seeds)
+            for data in data_sets(scale)
+            for method in MAIN
+        ]
+
+    return lines
+
+
+def _non_iid(scale: Scale, num_seeds: int) -> list[Line]:
+    methods = (*REFERENCES, *RIVALS, FAST_ALL)
+    levels = (1, 4) if scale == "smoke" else (1, 2, 3, 4)
+    attacks = ATTACKS[1:] if scale == "smoke" else ATTACKS
+    return [
+        _line(
+            scale,
+            data_sets(scale)[0],
+            attack,
+            method,
+            num_seeds,
+            partition="iid" if level == 1 else f"level:{level}",
+            parameter=level,
+        )
+        for attack in attacks
+        for level in levels
+        for method in methods
+    ]
+
+
+def _ablation(scale: Scale, num_seeds: int) -> list[Line]:
+    methods = (*REFERENCES, FAST, FAST_ALL, *VARIANTS)
+    return _on_first(scale, num_seeds, methods)
+
+
+def _damping(scale: Scale, num_seeds: int) -> list[Line]:
+    found = []
+    dampings = DAMPINGS[::3] if scale == "smoke" else DAMPINGS
+    for attack in ATTACKS:
+        for damping in dampings:
+            method = Method(f"{damping:g}", "fast-fedul", {"damping": damping})
+            found.append(
+                _line(
+                    scale,
+                    data_sets(scale)[0],
+                    attack,
+                    method,
+                    num_seeds,
+                    parameter=damping,
+                    kind="iterations",
+                )
+            )
+    return found
+
+
+def _deviation(scale: Scale, num_seeds: int) -> list[Line]:
+    skew_ignorant = Method("fast-fedul-2", "fast-fedul-2")
+    return _on_first(scale, num_seeds, (*REFERENCES, FAST_ALL, skew_ignorant))
+
+
+def _cost(scale: Scale, num_seeds: int) -> list[Line]:
+    return [
+        line
+        for attack in ATTACKS
+        for line in _main_table(attack)(scale, num_seeds)
+        if line.label != BEFORE
+    ]
+
+
+def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
+    budgets = (2, 5) if scale == "smoke" else (1, 2, 3, 5, 7, 9)
+    found = _on_first(scale, num_seeds, (*REFERENCES, FAST_ALL))
+    for attack in ATTACKS:
+        for policy in ("optimal", "uniform", "top"):
+            for budget in budgets:
+                keep = f"{policy}:{budget}"
+                method = Method(keep, "fast-fedul", {"keep": keep})
+                found.append(
+                    _line(
+                        scale,
+                        data_sets(scale)[0],
+                        attack,
+                        method,
+                        num_seeds,
+                        parameter=budget,
+                    )
+                )
+    return found
+
+
+EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
+    "edge-case": _main_table("edge-case"),
+    "pixel": _main_table("pixel"),
+    "non-iid": _non_iid,
+    "ablation": _ablation,
+    "damping": _damping,
+    "deviation": _deviation,
+    "cost": _cost,
+    "sampling": _sampling,
+}
+"""Name to a function of scale and number of seeds."""
+
+
+def _on_first(scale: Scale, num_seeds: int, methods: Sequence[Method]) -> list[Line]:
+    return [
+        _line(scale, data_sets(scale)[0], attack, method, num_seeds)
+        for attack in ATTACKS
+        for method in methods
+    ]
+
+
+def _line(
+    scale: Scale,
+    data: str,
+    attack: str,
+    method: Method,
+    num_seeds: int,
+    *,
+    partition: str = "iid",
+    parameter: float | None = None,
+    kind: Kind = "model",
+) -> Line:
+    setting: Setting = setting_of(scale, data)
+    cells = tuple(
+        Cell(
+            setting.config(attack, seed, partition),
+            method.name,
+            _settings(setting, method, seed),
+            kind,
+        )
+        for seed in range(num_seeds)
+    )
+    return Line(data, attack, method.label, cells, partition, parameter)
+
+
+def _settings(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
+    """Return a method's settings; a draw of what is kept has the seed of the run."""
+    found = {**setting.methods.get(method.name, {}), **method.settings}
+    if "keep" in found:
+        found["keep_seed"] = seed
+    return found

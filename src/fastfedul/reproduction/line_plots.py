@@ -1,0 +1,150 @@
+"""Plots of lines: main and backdoor accuracy side by side, against what varies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastfedul.report.drawing import FAINT, INK
+from fastfedul.reproduction.cells import BEFORE, RETRAINED
+from fastfedul.reproduction.columns import Group
+from fastfedul.reproduction.plot_style import (
+    BACKDOOR,
+    COLOURS,
+    MAIN,
+    MARKERS,
+    label_percent,
+    legend_below,
+    mean_and_interval,
+    render,
+    value_of,
+    whiskers,
+)
+from fastfedul.reproduction.summary import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_HEIGHT = 4.0
+_DODGE = 0.04
+_REFERENCES = {BEFORE: (FAINT, ":"), RETRAINED: (INK, "--")}
+
+
+def draw_levels(stem: str, title: str, group: Group) -> str:
+    """Return a line per method against the level of skew."""
+    return _draw_parameters(stem, title, group, "level of skew (1: even split)")
+
+
+def draw_budgets(stem: str, title: str, group: Group) -> str:
+    """Return a line per policy against the budget; what has none lies across."""
+    return _draw_parameters(stem, title, group, "updates kept a round (m)")
+
+
+def draw_iterations(stem: str, title: str, group: Group) -> str:
+    """Return a line per damping against the unlearning iteration."""
+
+    def paint(figure: Figure) -> None:
+        panels = _panels(figure, "unlearning iteration")
+        for name, axes in panels.items():
+            for number, line in enumerate(group):
+                course = _course(line, name)
+                axes.plot(
+                    range(1, len(course) + 1),
+                    course,
+                    label=f"damping {line.label}",
+                    **_look(line.label, number, max(len(course) // 8, 1)),
+                )
+        legend_below(figure, panels[MAIN])
+
+    return render(stem, title, _HEIGHT, paint)
+
+
+def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
+    series: dict[str, list[Summary]] = {}
+    for line in group:
+        if line.parameter is not None:
+            series.setdefault(line.label.partition(":")[0], []).append(line)
+    ticks = sorted({line.parameter for line in group if line.parameter is not None})
+    across = [line for line in group if line.parameter is None]
+
+    def paint(figure: Figure) -> None:
+        panels = _panels(figure, label)
+        for name, axes in panels.items():
+            for number, (method, lines) in enumerate(series.items()):
+                shift = (number - (len(series) - 1) / 2) * _DODGE
+                _add_line(axes, method, lines, name, number, shift)
+            axes.set_title(f"{name} ({mean_and_interval(group)})")
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            for line in across:
+                _add_across(axes, line, name)
+        legend_below(figure, panels[MAIN])
+
+    return render(stem, title, _HEIGHT + 0.2 * (len(series) // 3), paint)
+
+
+def _panels(figure: Figure, label: str) -> dict[str, Axes]:
+    """Return two axes, of main and of backdoor accuracy."""
+    from matplotlib.ticker import MaxNLocator
+
+    found = dict(zip((MAIN, BACKDOOR), figure.subplots(1, 2), strict=True))
+    for name, axes in found.items():
+        axes.set_title(name)
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        label_percent(axes.yaxis)
+        axes.grid(axis="y")
+    found[BACKDOOR].set_ylim(-0.03, 1.03)
+    return found
+
+
+def _add_line(
+    axes: Axes,
+    method: str,
+    lines: Sequence[Summary],
+    name: str,
+    number: int,
+    shift: float,
+) -> None:
+    values = [value_of(line, name) for line in lines]
+    at = [(line.parameter or 0) + shift for line in lines]
+    below, above = zip(*whiskers(lines, name), strict=True)
+    axes.errorbar(
+        at,
+        _gaps(values),
+        yerr=[below, above],
+        label=method,
+        elinewidth=0.8,
+        **_look(method, number),
+    )
+
+
+def _add_across(axes: Axes, line: Summary, name: str) -> None:
+    value = value_of(line, name)
+    if value is None:
+        return
+    colour, dashes = _REFERENCES.get(line.label, (INK, "-."))
+    axes.axhline(value, color=colour, linestyle=dashes, linewidth=1.4, label=line.label)
+
+
+def _look(method: str, number: int, every: int = 1) -> dict[str, Any]:
+    """Return colour, dashes and marker of a line."""
+    if method in _REFERENCES:
+        colour, dashes = _REFERENCES[method]
+        return {"color": colour, "linestyle": dashes, "marker": "", "zorder": 3}
+    place = number % len(COLOURS)
+    return {
+        "color": COLOURS[place],
+        "linestyle": "-",
+        "marker": MARKERS[place],
+        "markevery": every,
+    }
+
+
+def _course(line: Summary, name: str) -> list[float]:
+    return _gaps(line.main_iterations if name == MAIN else line.backdoor_iterations)
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

@@ -1,0 +1,56 @@
+"""The plots of each of the paper's tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fastfedul.reproduction.bar_plots import draw_accuracies, draw_angles, draw_costs
+from fastfedul.reproduction.cells import BEFORE, RETRAINED
+from fastfedul.reproduction.columns import Group
+from fastfedul.reproduction.line_plots import (
+    draw_budgets,
+    draw_iterations,
+    draw_levels,
+)
+from fastfedul.reproduction.summary import Summary
+
+Draw = Callable[[str, str, Group], str]
+_DRAW: dict[str, tuple[Draw, str]] = {
+    "edge-case": (draw_accuracies, "Accuracy after forgetting"),
+    "pixel": (draw_accuracies, "Accuracy after forgetting"),
+    "ablation": (draw_accuracies, "Variants of Fast-FedUL"),
+    "non-iid": (draw_levels, "Forgetting with skewed data"),
+    "damping": (draw_iterations, "Fast-FedUL, iteration by iteration"),
+    "deviation": (draw_angles, "Angles to the retrained model"),
+    "cost": (draw_costs, "Cost of forgetting"),
+    "sampling": (draw_budgets, "Fast-FedUL with fewer updates kept"),
+}
+
+
+def plots_of(name: str, summaries: Sequence[Summary]) -> dict[str, str]:
+    """Return the plots as SVG text by the stem of their files.
+
+    There is one for each attack and data set; without a single result there is none.
+
+    Raises:
+        InvalidInputError: If matplotlib is not installed.
+    """
+    draw, about = _DRAW[name]
+    found = {}
+    for (attack, source), group in _by_plot(name, summaries).items():
+        if any(line.num_measured for line in group):
+            stem = f"{name}-{source}" if name == attack else f"{name}-{attack}-{source}"
+            title = f"{about}: {attack} backdoor, {group[0].data_name}"
+            found[stem] = draw(stem, title, group)
+    return found
+
+
+def _by_plot(
+    name: str, summaries: Sequence[Summary]
+) -> dict[tuple[str, str], list[Summary]]:
+    found: dict[tuple[str, str], list[Summary]] = {}
+    for line in summaries:
+        if name == "deviation" and line.label in (BEFORE, RETRAINED):
+            continue
+        found.setdefault((line.attack, line.source), []).append(line)
+    return found

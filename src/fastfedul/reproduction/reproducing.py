@@ -1,0 +1,111 @@
+"""From the name of a table to its files: plan, compute what is missing, write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.reproduction.cells import Cell, CellStore, run_key
+from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
+from fastfedul.reproduction.running import Say, compute
+from fastfedul.reproduction.settings import SCALES, Scale
+from fastfedul.reproduction.writing import write
+
+CELLS, RUNS = "cells", "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be computed and written.
+
+    Attributes:
+        scale: Of the runs.
+        tables: Lines of each table, by its name.
+        cells: All of them, each once, runs together.
+        num_done: How many have a result.
+        folder: Where everything goes.
+    """
+
+    scale: Scale
+    tables: dict[str, list[Line]]
+    cells: tuple[Cell, ...]
+    num_done: int
+    folder: Path
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells there are."""
+        return len(self.cells)
+
+
+def plan(
+    name: str, scale: str, num_seeds: int, folder: Path, *, only: str | None = None
+) -> Plan:
+    """Return what a table needs, and how much of it is there.
+
+    Args:
+        name: Of a table, or `all`.
+        scale: `smoke` or `standard`.
+        num_seeds: Seeds 0 to this number less 1.
+        folder: Where results are kept.
+        only: Leave out all other data sets.
+    """
+    if scale not in SCALES:
+        raise InvalidInputError(
+            f"the scale is {scale!r:.20}; choose {' or '.join(SCALES)}"
+        )
+    names = tuple(EXPERIMENTS) if name == "all" else (name,)
+    tables = {one: _only(lines_of(one, scale, num_seeds), only) for one in names}
+    cells = _together([c for lines in tables.values() for x in lines for c in x.cells])
+    store = CellStore(folder / CELLS)
+    num_done = sum(store.read(cell) is not None for cell in cells)
+    return Plan(scale, tables, cells, num_done, folder)
+
+
+def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Path, ...]:
+    """Compute what is missing and write the tables; return the files.
+
+    The tables are written also when it is interrupted, from what there is.
+
+    Args:
+        planned: The plan.
+        say: Told how far it is.
+        limit: Stop after so many runs.
+    """
+    folder = planned.folder
+    store = CellStore(folder / CELLS)
+    missing = [cell for cell in planned.cells if store.read(cell) is None]
+    if limit is not None:
+        runs = list(dict.fromkeys(run_key(cell.run) for cell in missing))[:limit]
+        missing = [cell for cell in missing if run_key(cell.run) in runs]
+    try:
+        compute(missing, store, folder / RUNS, say)
+    finally:
+        written = [
+            path
+            for name, lines in planned.tables.items()
+            for path in write(name, planned.scale, lines, store, folder)
+        ]
+    return tuple(written)
+
+
+def _only(lines: Sequence[Line], data: str | None) -> list[Line]:
+    found = [line for line in lines if data in (None, line.data)]
+    if not found:
+        known = ", ".join(dict.fromkeys(line.data for line in lines))
+        raise InvalidInputError(
+            f"no table has the data set {data!r:.40}; choose {known}"
+        )
+    return found
+
+
+def _together(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return each cell once, those of a seed first, those of a run together."""
+    once = {cell.key: cell for cell in cells}
+    by_run: dict[str, list[Cell]] = {}
+    for cell in once.values():
+        by_run.setdefault(run_key(cell.run), []).append(cell)
+    groups = sorted(by_run.values(), key=lambda group: group[0].run.seed)
+    return tuple(cell for group in groups for cell in group)

@@ -1,0 +1,226 @@
+"""Computes missing cells: trains each run once, then calls every method on it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastfedul.comparing import (
+    find_methods,
+    questions_of,
+    retrained_model,
+)
+from fastfedul.errors import UnlearnRefusedError
+from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
+from fastfedul.evaluate.intervals import Proportion
+from fastfedul.experiment import CONFIG, load_config, resume, train
+from fastfedul.federation.workers import Workers
+from fastfedul.history.reading import LedgerReader
+from fastfedul.preparation import (
+    federation_for,
+    prepare,
+    score,
+    start_workers,
+)
+from fastfedul.records import Model
+from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
+from fastfedul.reproduction.memory import watched
+from fastfedul.reproduction.storing import stored_bytes
+from fastfedul.run_config import RunConfig
+from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult, measured
+
+Say = Callable[[str, int], None]
+"""Told what is being done, and how many cells were finished by it."""
+
+
+def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> None:
+    """Compute the cells that have no result yet, run by run.
+
+    Stopped at any moment it goes on where it was: cells that are done are kept, and
+    a half-trained run is taken up again. The folder of a run is removed when its
+    cells are done.
+    """
+    by_run: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if store.read(cell) is None:
+            by_run.setdefault(run_key(cell.run), []).append(cell)
+    for key, missing in by_run.items():
+        folder = runs / key
+        _trained(folder, missing[0].run, say)
+        with _Bench(folder, say) as bench:
+            for cell in missing:
+                say(f"{_name(cell.run)}: {cell.method}", 0)
+                store.write(cell, {**bench.result(cell), "software": _SOFTWARE})
+                say(f"{_name(cell.run)}: {cell.method}", 1)
+        shutil.rmtree(folder)
+
+
+class _Bench:
+    """A trained run with everything that its cells need, opened once."""
+
+    def __init__(self, folder: Path, say: Say) -> None:
+        self._folder = folder
+        self._say = say
+
+    def __enter__(self) -> _Bench:
+        self._prepared = prepare(load_config(self._folder))
+        self._forget = tuple(sorted(self._prepared.attack.attackers))
+        if not self._forget:
+            self._forget = (self._prepared.config.names[0],)
+        self._questions = questions_of(self._prepared, self._forget)
+        self._workers: Workers = start_workers(self._prepared)
+        self._ledger = LedgerReader(self._folder)
+        self._known: dict[str, Answers] = {}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ledger.close()
+        self._workers.__exit__(*exception)
+
+    def result(self, cell: Cell) -> dict[str, Any]:
+        """Return what is measured of a cell."""
+        try:
+            if cell.kind == "iterations":
+                return self._iterations(cell)
+            return self._model(cell)
+        except UnlearnRefusedError as error:
+            return {"refused": str(error)}
+
+    def _model(self, cell: Cell) -> dict[str, Any]:
+        reference, seconds, calls = self._retrained()
+        before = self._answers(BEFORE, self._ledger.final)
+        again = self._answers(RETRAINED, reference)
+        if cell.method == BEFORE:
+            return _row(self._evaluate(before, before, again))
+        if cell.method == RETRAINED:
+            row = self._evaluate(again, before, again, seconds, calls)
+            return _row(row)
+        with watched() as peak:
+            done = measured(self._method(cell), self._request())
+        answers = self._ask(done.model(self._ledger.final))
+        row = self._evaluate(answers, before, again, done.seconds, done.client_calls)
+        return {
+            **_row(row),
+            "bytes_read": done.bytes_read,
+            "stored_bytes": stored_bytes(cell.method, cell.settings, self._ledger),
+            "peak_bytes": peak.num_bytes,
+            "warnings": list(done.warnings),
+            **_coverage(done),
+        }
+
+    def _iterations(self, cell: Cell) -> dict[str, Any]:
+        method = FastFedUL(**cell.settings)
+        final = self._ledger.final
+        points = []
+        for number, params in enumerate(method.iterations(self._request())):
+            self._say(f"{_name(cell.run)}: iteration {number}", 0)
+            model = Model(params, final.buffers)
+            points.append(score(self._prepared, self._workers, model))
+        return {"main": [m for m, _ in points], "backdoor": [b for _, b in points]}
+
+    def _method(self, cell: Cell) -> Any:
+        found = find_methods(
+            [cell.method], self._prepared, 0.07, {cell.method: cell.settings}
+        )
+        return found[cell.method]
+
+    def _request(self) -> UnlearnRequest:
+        federation = federation_for(self._prepared, self._workers)
+        return UnlearnRequest(self._ledger, frozenset(self._forget), federation)
+
+    def _retrained(self) -> tuple[Model, float, int]:
+        return retrained_model(
+            self._folder,
+            self._prepared,
+            self._ledger,
+            self._forget,
+            lambda what, done, total: self._say(
+                f"{_name(self._prepared.config)}: {what} {done}/{total}", 0
+            ),
+            self._workers,
+        )
+
+    def _answers(self, name: str, model: Model) -> Answers:
+        if name not in self._known:
+            self._known[name] = self._ask(model)
+        return self._known[name]
+
+    def _ask(self, model: Model) -> Answers:
+        return ask(self._prepared.trainer.predict, model, self._questions)
+
+    def _evaluate(
+        self,
+        answers: Answers,
+        before: Answers,
+        again: Answers,
+        seconds: float = 0.0,
+        calls: int = 0,
+    ) -> Evaluation:
+        questions: Questions = self._questions
+        return evaluate(
+            "",
+            answers,
+            questions,
+            before=before,
+            reference=again,
+            seconds=seconds,
+            client_calls=calls,
+        )
+
+
+_SOFTWARE = version("fastfedul")
+
+
+def _trained(folder: Path, run: RunConfig, say: Say) -> None:
+    def progress(metrics: Any) -> None:
+        say(f"{_name(run)}: training {metrics.round + 1}/{run.rounds}", 0)
+
+    say(f"{_name(run)}: training", 0)
+    if (folder / CONFIG).is_file():
+        resume(folder, progress=progress)
+    else:
+        train(folder, run, progress)
+
+
+def _name(run: RunConfig) -> str:
+    split = "" if run.partition == "iid" else f", {run.partition}"
+    return f"{run.data}, {run.attack}{split}, seed {run.seed}"
+
+
+def _row(found: Evaluation) -> dict[str, Any]:
+    near, member = found.closeness, found.membership
+    return {
+        **_counts("main", found.main),
+        **_counts("backdoor", found.backdoor),
+        "mia_auc": member.auc if member else None,
+        "mia_tpr_at_1_fpr": member.tpr_at_1_fpr if member else None,
+        "distance": near.distance if near else None,
+        "angle_degrees": near.angle_degrees if near else None,
+        "unit_angles": [
+            None if math.isnan(angle) else round(angle, 4)
+            for angle in (near.unit_angles if near and near.unit_angles else ())
+        ],
+        "kl": found.kl,
+        "seconds": found.seconds,
+        "client_calls": found.client_calls,
+    }
+
+
+def _counts(name: str, found: Proportion | None) -> dict[str, Any]:
+    if found is None:
+        return {name: None, f"{name}_count": None, f"{name}_total": None}
+    return {
+        name: found.value,
+        f"{name}_count": found.successes,
+        f"{name}_total": found.total,
+    }
+
+
+def _coverage(done: UnlearnResult) -> Mapping[str, Any]:
+    coverage = getattr(done, "coverage", None)
+    return {} if coverage is None else {"coverage": coverage}

@@ -1,0 +1,119 @@
+"""How the runs are trained, how strong the attacks are, and the methods' settings.
+
+All of it was chosen on other seeds (100 and above) than those that are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fastfedul.data.sources import find_source, locate
+from fastfedul.errors import InvalidInputError
+from fastfedul.run_config import RunConfig
+
+Scale = Literal["smoke", "standard"]
+SCALES: tuple[Scale, ...] = ("smoke", "standard")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One data set at one scale.
+
+    Attributes:
+        data: The data set, as `train --data` takes it.
+        paper: What the paper's tables call it; None if it is not in them.
+        run: Options of training.
+        attacks: Options of each attack.
+        methods: Settings of methods that are not the usual ones.
+    """
+
+    data: str
+    paper: str | None
+    run: Mapping[str, Any]
+    attacks: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def config(self, attack: str, seed: int, partition: str = "iid") -> RunConfig:
+        """Return the options of a run."""
+        options = {**self.run, **self.attacks[attack]}
+        return RunConfig(
+            data=self.data, attack=attack, partition=partition, seed=seed, **options
+        )
+
+
+def oct_data() -> str:
+    """Return OCTMNIST where it is there, else the retinal scans that stand in."""
+    for name in ("octmnist", "oct-retina-subset"):
+        if locate(find_source(name)):
+            return name
+    return "octmnist"
+
+
+def setting_of(scale: Scale, paper: str) -> Setting:
+    """Return the setting that stands for one of the paper's data sets."""
+    if scale not in SCALES:
+        raise InvalidInputError(
+            f"the scale is {scale!r:.20}; choose {' or '.join(SCALES)}"
+        )
+    if scale == "smoke":
+        return _DIGITS
+    if paper == "oct":
+        return Setting(oct_data(), "oct", _OCT.run, _OCT.attacks, _OCT.methods)
+    return {"mnist": _MNIST, "cifar10": _CIFAR10}[paper]
+
+
+def data_sets(scale: Scale) -> tuple[str, ...]:
+    """Return the data sets of the main tables at a scale, by the paper's names."""
+    return ("digits",) if scale == "smoke" else ("mnist", "cifar10", "oct")
+
+
+_DIGITS = Setting(
+    "digits",
+    None,
+    {"clients": 10, "rounds": 10, "epochs": 3, "lr": 0.05, "server_images": 140},
+    {"edge-case": {"poison_ratio": 0.5}, "pixel": {"poison_ratio": 0.5}},
+)
+_MNIST = Setting(
+    "mnist",
+    "mnist",
+    {
+        "train_size": 20_000,
+        "clients": 10,
+        "rounds": 20,
+        "epochs": 1,
+        "lr": 0.05,
+        "momentum": 0.0,
+        "server_images": 1_000,
+    },
+    {"edge-case": {}, "pixel": {}},
+)
+_CIFAR10 = Setting(
+    "cifar10",
+    "cifar10",
+    {
+        "train_size": 20_000,
+        "clients": 10,
+        "rounds": 20,
+        "epochs": 1,
+        "lr": 0.02,
+        "momentum": 0.9,
+        "server_images": 1_000,
+    },
+    {"edge-case": {}, "pixel": {}},
+)
+_OCT = Setting(
+    "octmnist",
+    "oct",
+    {
+        "train_size": 20_000,
+        "clients": 10,
+        "rounds": 20,
+        "epochs": 1,
+        "lr": 0.05,
+        "momentum": 0.0,
+        "server_images": 1_000,
+    },
+    {"edge-case": {}, "pixel": {}},
+)

@@ -1,0 +1,80 @@
+"""Writes what a reproduction found: JSON, CSV, a page of Markdown and its plots."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.reproduction.cells import CellStore
+from fastfedul.reproduction.experiments import Line
+from fastfedul.reproduction.plot_style import can_plot
+from fastfedul.reproduction.plots import plots_of
+from fastfedul.reproduction.settings import Scale
+from fastfedul.reproduction.summary import Summary, summarize
+from fastfedul.reproduction.tables import to_csv, to_markdown
+
+_NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
+
+
+def write(
+    name: str, scale: Scale, lines: Sequence[Line], store: CellStore, out: Path
+) -> tuple[Path, ...]:
+    """Write the files of one table or figure, each whole or not at all.
+
+    Without matplotlib there are no plots, and the page says so. Plots of an earlier
+    time stay where they are unless they are drawn again.
+
+    Returns:
+        The files, the page first.
+
+    Raises:
+        InvalidInputError: If a file cannot be written.
+    """
+    summaries = summarize(lines, store)
+    plots = plots_of(name, summaries) if can_plot() else {}
+    pictures = {f"{stem}.svg": text for stem, text in plots.items()}
+    page = to_markdown(name, scale, summaries, tuple(pictures))
+    texts = {
+        f"{name}.md": page if can_plot() else page + _NO_PLOTS,
+        f"{name}.csv": to_csv(summaries),
+        f"{name}.json": to_json(name, scale, summaries),
+        **pictures,
+    }
+    for file, text in texts.items():
+        _write_whole(out / file, text)
+    return tuple(out / file for file in texts)
+
+
+def to_json(name: str, scale: Scale, summaries: Sequence[Summary]) -> str:
+    """Return the summaries as JSON, with what they are summaries of."""
+    facts = {
+        "name": name,
+        "scale": scale,
+        "seeds": max((line.seeds_wanted for line in summaries), default=0),
+        "software": version("fastfedul"),
+        "lines": [{**asdict(line), "data_name": line.data_name} for line in summaries],
+    }
+    return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidInputError(f"cannot write {path}: {reason}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

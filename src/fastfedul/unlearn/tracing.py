@@ -1,0 +1,201 @@
+"""How each round would have gone without some clients: the gammas of Algorithm 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.history.erasure import replayed_step, without
+from fastfedul.history.ledger import Ledger, vector
+from fastfedul.params import Array, norm
+from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Who leaves which round.
+
+    Attributes:
+        rounds: Rounds in which somebody of the request took part.
+        asked: Their updates.
+        earlier: Updates, by round, of clients that were forgotten before and whose
+            history was kept: the model has been moved for them already.
+    """
+
+    rounds: tuple[RoundEntry, ...]
+    asked: tuple[UpdateEntry, ...]
+    earlier: Mapping[int, tuple[UpdateEntry, ...]]
+
+    def by_round(self) -> dict[int, list[UpdateEntry]]:
+        """Return the request's updates by round."""
+        found: dict[int, list[UpdateEntry]] = {}
+        for update in self.asked:
+            found.setdefault(update.round, []).append(update)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What the rounds come to without the clients.
+
+    Attributes:
+        sums: For each row of factors, the sum over the rounds of factor times gamma.
+        gamma_norms: How far each round would have gone elsewhere.
+        bytes_read: Bytes of history read.
+    """
+
+    sums: Array
+    gamma_norms: tuple[float, ...]
+    bytes_read: int
+
+
+def leaving(
+    ledger: Ledger, forget: frozenset[ClientId], rounds: Sequence[RoundEntry]
+) -> Leaving:
+    """Return who leaves which round when these clients are forgotten."""
+    clients = ledger.clients()
+    for client in sorted(forget):
+        if client in clients and clients[client].state != "active":
+            raise InvalidInputError(
+                f"client {client!r:.80} is {clients[client].state} already"
+            )
+    asked = [u for client in sorted(forget) for u in ledger.updates_of(client)]
+    touched = {update.round for update in asked}
+    earlier: dict[int, tuple[UpdateEntry, ...]] = {}
+    for name, entry in clients.items():
+        if entry.state == "forgotten":
+            for update in ledger.updates_of(name):
+                if update.round in touched:
+                    before = earlier.get(update.round, ())
+                    earlier[update.round] = (*before, update)
+    return Leaving(
+        tuple(round_ for round_ in rounds if round_.index in touched),
+        tuple(sorted(asked, key=lambda update: (update.round, update.client))),
+        earlier,
+    )
+
+
+def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
+    """Return sums over the rounds of factors times gamma, in one pass.
+
+    Args:
+        ledger: The history.
+        removal: Who leaves which round.
+        decays: Factors, a row for each sum and a column for each round.
+    """
+    if ledger.settings.aggregation == MEAN:
+        return _by_combination(ledger, removal, decays)
+    return _by_replay(ledger, removal, decays)
+
+
+def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
+    """Trace through weighted means: one linear combination of stored vectors."""
+    refs: list[VectorRef] = []
+    factors: list[float] = []
+    pairs: list[tuple[int, int]] = []
+    spans: list[tuple[_GammaTerms, slice]] = []
+    asked = removal.by_round()
+    for round_ in removal.rounds:
+        terms = _gamma_terms(
+            round_, asked[round_.index], removal.earlier.get(round_.index, ())
+        )
+        first, first_pair = len(refs), len(pairs)
+        refs.append(VectorRef(round_.index))
+        refs += [VectorRef(u.round, u.client) for u in terms.updates]
+        factors += [terms.of_step, *terms.of_updates]
+        pairs += [(first + i, first + j) for i, j in terms.unknown]
+        spans.append((terms, slice(first_pair, len(pairs))))
+    gamma_norms = [0.0] * decays.shape[1]
+    if not refs:
+        sums = np.zeros((len(decays), ledger.settings.layout.size), np.float32)
+        return Traced(sums, tuple(gamma_norms), 0)
+    columns = [ref.round for ref in refs]
+    combination = ledger.combine(refs, decays[:, columns] * np.array(factors), pairs)
+    for round_, (terms, span) in zip(removal.rounds, spans, strict=True):
+        gamma_norms[round_.index] = terms.norm(combination.products[span])
+    return Traced(combination.sums, tuple(gamma_norms), combination.bytes_read)
+
+
+@dataclass(frozen=True, slots=True)
+class _GammaTerms:
+    """One round's gamma as a combination of its step and some of its updates.
+
+    Attributes:
+        of_step: Factor of the step.
+        updates: The kept updates that count.
+        of_updates: Their factors.
+        gram: Inner products as far as they are known, step first; NaN elsewhere.
+        unknown: Which of them must be computed.
+    """
+
+    of_step: float
+    updates: tuple[UpdateEntry, ...]
+    of_updates: tuple[float, ...]
+    gram: Array
+    unknown: tuple[tuple[int, int], ...]
+
+    def norm(self, products: Sequence[float]) -> float:
+        """Return the norm of gamma, given the products that were unknown."""
+        gram = self.gram.copy()
+        for (i, j), product in zip(self.unknown, products, strict=True):
+            gram[i, j] = gram[j, i] = product
+        factors = np.array([self.of_step, *self.of_updates])
+        # Rounding, and storage in fewer bits, may leave a tiny negative number.
+        return math.sqrt(max(0.0, float(factors @ gram @ factors)))
+
+
+def _gamma_terms(
+    round_: RoundEntry, asked: Sequence[UpdateEntry], earlier: Sequence[UpdateEntry]
+) -> _GammaTerms:
+    """Return gamma: the round without both groups minus the round without `earlier`."""
+    after_step, after = without(round_, (*asked, *earlier))
+    before_step, before = without(round_, earlier)
+    again = zip(after[len(asked) :], before, strict=True)
+    differences = (*after[: len(asked)], *(a - b for a, b in again))
+    kept = [
+        (update, factor)
+        for update, factor in zip((*asked, *earlier), differences, strict=True)
+        if update.kept
+    ]
+    size = 1 + len(kept)
+    gram = np.full((size, size), np.nan)
+    gram[0, 0] = round_.step_norm**2
+    for i, (update, _) in enumerate(kept, start=1):
+        gram[i, i] = update.norm**2
+        if update.step_product is not None:
+            gram[0, i] = gram[i, 0] = update.step_product
+    unknown = [(i, j) for i in range(size) for j in range(i + 1, size)]
+    return _GammaTerms(
+        after_step - before_step,
+        tuple(update for update, _ in kept),
+        tuple(factor for _, factor in kept),
+        gram,
+        tuple((i, j) for i, j in unknown if math.isnan(gram[i, j])),
+    )
+
+
+def _by_replay(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
+    """Trace through any other aggregation by running it again, round by round."""
+    size = ledger.settings.layout.size
+    sums = np.zeros((len(decays), size), np.float32)
+    gamma_norms = [0.0] * decays.shape[1]
+    bytes_read = 0
+    asked = removal.by_round()
+    for round_ in removal.rounds:
+        index = round_.index
+        before = frozenset(u.client for u in removal.earlier.get(index, ()))
+        after = before | {update.client for update in asked[index]}
+        gamma = replayed_step(ledger, index, after)
+        if before:
+            gamma = gamma - replayed_step(ledger, index, before)
+        else:
+            gamma = gamma - vector(ledger, VectorRef(index))
+        gamma_norms[index] = norm(gamma)
+        sums += decays[:, index, None].astype(np.float32) * gamma
+        bytes_read += 4 * size * (round_.num_updates + 1)
+    return Traced(sums, tuple(gamma_norms), bytes_read)

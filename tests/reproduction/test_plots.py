@@ -1,0 +1,117 @@
+"""Plots are valid, repeatable SVG that names what it shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.reproduction.cells import CellStore
+from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
+from fastfedul.reproduction.plots import plots_of
+from fastfedul.reproduction.settings import SCALES, Scale
+from fastfedul.reproduction.summary import summarize
+
+pytest.importorskip("matplotlib", reason="needs the extra report")
+
+Build = Callable[..., Line]
+Fill = Callable[..., CellStore]
+SVG = "{http://www.w3.org/2000/svg}"
+EXPECTED = {
+    "edge-case": {"main accuracy", "backdoor accuracy", "federaser", "cdp"},
+    "pixel": {"main accuracy", "backdoor accuracy", "fast-fedul, all kept"},
+    "non-iid": {"level of skew (1: even split)", "retrained", "fedrecover", "4"},
+    "ablation": {"fast-fedul-1", "fast-fedul-2", "fast-fedul-3"},
+    "damping": {"unlearning iteration", "damping 0.01", "damping 0.07"},
+    "deviation": {"output units"},
+    "cost": {"time to forget", "history stored", "history read", "peak memory"},
+    "sampling": {"updates kept a round (m)", "optimal", "uniform", "top", "retrained"},
+}
+
+
+def texts(svg: str) -> set[str]:
+    found = ElementTree.fromstring(svg).iter(f"{SVG}text")
+    return {"".join(element.itertext()).strip() for element in found}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_its_plots(name: str, scale: Scale, fill: Fill) -> None:
+    lines = lines_of(name, scale, 2)
+    summaries = summarize(lines, fill(lines))
+    found = plots_of(name, summaries)
+    assert len(found) == len({(line.attack, line.source) for line in summaries})
+    for stem, svg in found.items():
+        assert stem.startswith(f"{name}-")
+        assert texts(svg) >= EXPECTED[name]
+        assert "Date" not in svg
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_same_results_give_the_same_bytes(name: str, fill: Fill) -> None:
+    lines = lines_of(name, "smoke", 2)
+    summaries = summarize(lines, fill(lines))
+    assert plots_of(name, summaries) == plots_of(name, summaries)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_half_of_the_results_are_enough(name: str, fill: Fill) -> None:
+    lines = lines_of(name, "standard", 2)
+    store = fill(lines[::2])
+    store.write(lines[1].cells[0], {"refused": "cannot"})
+    for svg in plots_of(name, summarize(lines, store)).values():
+        ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_unknown_values_are_left_out(name: str, store: CellStore) -> None:
+    lines = lines_of(name, "smoke", 1)
+    for line in lines:
+        store.write(line.cells[0], {"main": None, "seconds": 0.0, "unit_angles": []})
+    for svg in plots_of(name, summarize(lines, store)).values():
+        ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_without_results_there_are_no_plots(name: str, store: CellStore) -> None:
+    assert plots_of(name, summarize(lines_of(name, "smoke", 1), store)) == {}
+
+
+def test_a_refusal_and_the_papers_figures_are_shown(
+    line_with: Build, store: CellStore
+) -> None:
+    lines = [
+        line_with({"main": 0.9, "backdoor": 0.1}),
+        line_with({"refused": "cannot"}, label="kd"),
+        line_with(None, label="pga"),
+    ]
+    svg = plots_of("pixel", summarize(lines, store))["pixel-mnist"]
+    assert texts(svg) >= {"paper", "refused", "no result yet", "90.00 %", "one seed"}
+
+
+def test_the_stand_in_is_named_in_its_plot(line_with: Build, store: CellStore) -> None:
+    line = line_with({"main": 0.9}, data="oct", source="oct-retina-subset")
+    ((stem, svg),) = plots_of("pixel", summarize([line], store)).items()
+    assert stem == "pixel-oct-retina-subset"
+    assert "retinal subset (paper: OCTMNIST)" in svg
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    line_with: Build, store: CellStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summaries = summarize([line_with({"main": 0.9})], store)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
+        plots_of("pixel", summaries)
+
+
+def test_importing_the_plots_does_not_import_matplotlib() -> None:
+    code = (
+        "import sys, fastfedul.reproduction.writing; "
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
