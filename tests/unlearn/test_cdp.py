@@ -257,6 +257,15 @@ def test_settings_matter(small_run: SmallRun, other: CDP) -> None:
     assert not np.array_equal(one.params.flat, two.params.flat)
 
 
+def test_attackers_that_stay_keep_scaling_their_updates(small_run: SmallRun) -> None:
+    request = small_run.request()
+    assert request.federation is not None
+    method = CDP(label=LABEL, rounds=1)
+    scaled = replace(request.federation, scales={"client-1": 3.0})
+    one, two = method(request), method(replace(request, federation=scaled))
+    assert not np.array_equal(one.params.flat, two.params.flat)
+
+
 def test_what_is_cut_off_cannot_grow_back(networks: str) -> None:
     # Without a rectifier, and before batch norm, zero weights do have a gradient.
     request = request_with(f"{networks}:normalised")

@@ -18,12 +18,13 @@ from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import Schedule, advance, run_rounds
 from fastfedul.federation.trainer import LocalTraining, Logits, Trainer
+from fastfedul.history.ledger import vector
 from fastfedul.history.memory import MemoryLedger
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.params import Flat, Layout, Params, Slot
 from fastfedul.preparation import federation_for, prepare, rounds_of, start_workers
-from fastfedul.records import Model
+from fastfedul.records import Model, VectorRef
 from fastfedul.rng import stream
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.fedrecover import FedRecover
@@ -243,6 +244,8 @@ def test_at_most_the_share_of_rounds_is_asked_in() -> None:
     # A rate of one half makes half of all values odd.
     result = measured(FedRecover(tolerance_rate=0.5), run.request())
     assert len(run.workers.asked) == 6
+    # In the first round nothing is estimated, so nothing can be odd.
+    assert 0 not in run.workers.asked
     assert result.client_calls == sum(
         len(names) for names in run.workers.asked.values()
     )
@@ -257,6 +260,40 @@ def test_only_clients_with_odd_estimates_are_asked() -> None:
     assert extra
     assert min(len(names) for names in extra.values()) < 4
     assert all("a" not in names for names in run.workers.asked.values())
+
+
+def test_answers_to_odd_estimates_teach_as_much_as_others() -> None:
+    run = quadratic_run(round_losses=True)
+    method = FedRecover(
+        tolerance_rate=0.02, max_exact_share=1, warmup=1, final=0, correction=None
+    )
+    result = method(run.request())
+    assert run.workers.asked == {1: ("b", "c", "d", "e"), 2: ("c",), 3: ("c",)}
+    np.testing.assert_allclose(result.params.flat, run.retrained(), atol=1e-5)
+
+
+def test_the_threshold_leaves_its_rate_of_stored_values_above() -> None:
+    run = quadratic_run()
+    stored = [
+        np.abs(vector(run.ledger, VectorRef(index, name)))
+        for index in range(20)
+        for name in "bcde"
+    ]
+    # 20 rounds, 4 clients, 5 values: 200 of 400 are above the 201st.
+    threshold = np.sort(np.concatenate(stored))[-201]
+    result = FedRecover(tolerance_rate=0.5)(run.request())
+    assert result.warnings[0].endswith(f"at most {threshold:.3g}")
+
+
+def test_odd_estimates_are_cut_when_nobody_can_be_asked() -> None:
+    run = quadratic_run()
+    method = FedRecover(tolerance_rate=0.99, max_exact_share=0.05)
+    result = method(run.request())
+    assert sorted(run.workers.asked) == [1]
+    threshold = float(result.warnings[0].split()[-1])
+    # Rounds 0 and 1 are exact; each of the others can go this far.
+    way = np.abs(result.params.flat - quadratic_run(rounds=2).retrained())
+    assert way.max() <= 18 * threshold * 1.01
 
 
 def test_settings_that_ask_for_too_much_are_cut_and_it_says_so() -> None:
@@ -323,6 +360,15 @@ def test_who_left_before_stays_away() -> None:
     np.testing.assert_allclose(result.params.flat, run.retrained("a", "d"), atol=1e-5)
     run.ledger.commit_erasure(["d"], {})
     assert "erased before" in FedRecover()(run.request("a")).warnings[-1]
+
+
+def test_who_was_erased_counts_from_the_first_round_they_are_missing_in() -> None:
+    run = quadratic_run(schedule=Schedule(seed=1, per_round=2), rounds=30)
+    [early, *_] = [update.client for update in run.ledger.updates_in(0)]
+    nothing = np.zeros(SIZE, np.float32)
+    run.ledger.commit_forgetting([early], nothing, {}, erase=True)
+    FedRecover()(run.request("a"))
+    assert min(run.workers.asked) == 1
 
 
 def test_it_stays_finite_where_the_papers_own_runs_away(small_run: SmallRun) -> None:
