@@ -28,7 +28,10 @@ NAMES = (
 
 def reproduce_paper(
     name: Annotated[
-        str, typer.Argument(help=f"{', '.join(NAMES)}, or all.", metavar="NAME")
+        str,
+        typer.Argument(
+            help=f"{', '.join(NAMES)}, several with commas, or all.", metavar="NAME"
+        ),
     ],
     folder: Annotated[
         Path, typer.Option("--out", help="Where results go; and where they are kept.")

@@ -46,7 +46,7 @@ def plan(
     """Return what a table needs, and how much of it is there.
 
     Args:
-        name: Of a table, or `all`.
+        name: Of a table, of several with commas, or `all`.
         scale: `smoke` or `standard`.
         num_seeds: Seeds 0 to this number less 1.
         folder: Where results are kept.
@@ -56,7 +56,7 @@ def plan(
         raise InvalidInputError(
             f"the scale is {scale!r:.20}; choose {' or '.join(SCALES)}"
         )
-    names = tuple(EXPERIMENTS) if name == "all" else (name,)
+    names = tuple(EXPERIMENTS) if name == "all" else tuple(name.split(","))
     tables = {one: _only(lines_of(one, scale, num_seeds), only) for one in names}
     cells = _together([c for lines in tables.values() for x in lines for c in x.cells])
     store = CellStore(folder / CELLS)

@@ -18,6 +18,7 @@ from fastfedul.errors import UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.experiment import CONFIG, load_config, resume, train
+from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers import Workers
 from fastfedul.history.reading import LedgerReader
 from fastfedul.preparation import (
@@ -90,6 +91,12 @@ class _Bench:
             return self._model(cell)
         except UnlearnRefusedError as error:
             return {"refused": str(error)}
+        except TrainingError as error:
+            # The method drove the training to infinity: a result, and the end of the
+            # workers.
+            self._workers.__exit__(None, None, None)
+            self._workers = start_workers(self._prepared)
+            return {"refused": f"it failed: {error}"}
 
     def _model(self, cell: Cell) -> dict[str, Any]:
         reference, seconds, calls = self._retrained()
