@@ -19,9 +19,10 @@ def evaluate_run(
 
     Right answers are counted on clean test images. The attack is counted on images that
     nobody trained on and that do not truly belong to the class the attackers want.
-    Intervals are 95 % Wilson intervals.
+    Intervals are 95 % Wilson intervals. Also shown: the probability with which optimal
+    keeping of half the updates keeps the attackers' and the others'.
     """
-    from fastfedul.comparing import questions_of
+    from fastfedul.comparing import keeping_of, questions_of
     from fastfedul.evaluate.comparison import ask, score
     from fastfedul.experiment import load_config
     from fastfedul.history.reading import LedgerReader
@@ -31,6 +32,7 @@ def evaluate_run(
     questions = questions_of(prepared)
     with LedgerReader(path) as ledger:
         model, rounds = ledger.final, ledger.num_rounds
+        keeping = keeping_of(ledger, prepared.attack.attackers)
         states = {name: entry.state for name, entry in ledger.clients().items()}
     main, backdoor = score(ask(prepared.trainer.predict, model, questions), questions)
     if json:
@@ -45,6 +47,11 @@ def evaluate_run(
                 "rounds": rounds,
                 "clients": list(prepared.config.names),
                 "attackers": list(prepared.attack.attackers),
+                "keeping": {
+                    "budget": keeping.budget,
+                    "attackers": keeping.attackers,
+                    "others": keeping.others,
+                },
                 "forgotten": [name for name, s in states.items() if s != "active"],
             }
         )
@@ -56,6 +63,11 @@ def evaluate_run(
     if backdoor:
         facts.append(("attack works", show_proportion(backdoor)))
         facts.append(("attackers", ", ".join(prepared.attack.attackers)))
+    if keeping.attackers is not None and keeping.others is not None:
+        chances = f"{keeping.attackers:.2f}, others' {keeping.others:.2f}"
+        facts.append(
+            (f"optimal keeping of {keeping.budget} a round", f"attackers' {chances}")
+        )
     print_facts(f"Run {path}", facts)
 
 

@@ -23,6 +23,7 @@ NAMES = (
     "deviation",
     "cost",
     "sampling",
+    "criteria",
 )
 
 

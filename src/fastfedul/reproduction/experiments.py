@@ -11,6 +11,7 @@ from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
 from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
 
 ATTACKS = ("edge-case", "pixel")
+HALF = "half of the clients a round"
 PAPERS_BUDGET = "optimal:5"
 DAMPINGS = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
 
@@ -24,7 +25,7 @@ class Line:
         attack: The attack.
         label: What to call the method.
         cells: A cell per seed.
-        partition: How the data are split.
+        partition: How the data are split, or that only half of the clients are drawn.
         parameter: What varies in a figure: level, damping or budget.
     """
 
@@ -138,6 +139,24 @@ def _cost(scale: Scale, num_seeds: int) -> list[Line]:
     ]
 
 
+def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
+    methods = (*REFERENCES, *RIVALS, FAST_ALL, VARIANTS[1])
+    found = _on_first(scale, num_seeds, methods)
+    for attack in ATTACKS:
+        for method in methods:
+            found.append(
+                _line(
+                    scale,
+                    data_sets(scale)[0],
+                    attack,
+                    method,
+                    num_seeds,
+                    half=True,
+                )
+            )
+    return found
+
+
 def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     budgets = (2, 5) if scale == "smoke" else (1, 2, 3, 5, 7, 9)
     found = _on_first(scale, num_seeds, (*REFERENCES, FAST_ALL))
@@ -168,6 +187,7 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "deviation": _deviation,
     "cost": _cost,
     "sampling": _sampling,
+    "criteria": _criteria,
 }
 """Name to a function of scale and number of seeds."""
 
@@ -190,18 +210,20 @@ def _line(
     partition: str = "iid",
     parameter: float | None = None,
     kind: Kind = "model",
+    half: bool = False,
 ) -> Line:
     setting: Setting = setting_of(scale, data)
     cells = tuple(
         Cell(
-            setting.config(attack, seed, partition),
+            setting.config(attack, seed, partition, half=half),
             method.name,
             _settings(setting, method, seed),
             kind,
         )
         for seed in range(num_seeds)
     )
-    return Line(data, attack, method.label, cells, partition, parameter)
+    split = HALF if half else partition
+    return Line(data, attack, method.label, cells, split, parameter)
 
 
 def _settings(setting: Setting, method: Method, seed: int) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def plots_of(name: str, summaries: Sequence[Summary]) -> dict[str, str]:
     Raises:
         InvalidInputError: If matplotlib is not installed.
     """
+    if name not in _DRAW:
+        return {}
     draw, about = _DRAW[name]
     found = {}
     for (attack, source), group in _by_plot(name, summaries).items():

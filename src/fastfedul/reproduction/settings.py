@@ -35,9 +35,13 @@ class Setting:
     attacks: Mapping[str, Mapping[str, Any]]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def config(self, attack: str, seed: int, partition: str = "iid") -> RunConfig:
-        """Return the options of a run."""
+    def config(
+        self, attack: str, seed: int, partition: str = "iid", *, half: bool = False
+    ) -> RunConfig:
+        """Return the options of a run; with half of the clients in each round."""
         options = {**self.run, **self.attacks[attack]}
+        if half:
+            options["per_round"] = options["clients"] // 2
         return RunConfig(
             data=self.data, attack=attack, partition=partition, seed=seed, **options
         )
@@ -75,13 +79,13 @@ _DIGITS = Setting(
     {"clients": 10, "rounds": 10, "epochs": 3, "lr": 0.05, "server_images": 140},
     {"edge-case": {"poison_ratio": 0.5}, "pixel": {"poison_ratio": 0.5}},
 )
-_RIVALS = {
+_RIVALS: dict[str, dict[str, Any]] = {
     "federaser": {"interval": 1},
     "kd": {"lr": 0.01},
     "fedrecover": {"correction": 5},
 }
-"""Chosen from about four candidates each, on MNIST, edge-case, seed 100. Fast-FedUL's
-damping, of 0.02, 0.05, 0.07 and 0.1, stayed at its usual 0.07, PGA and CDP at theirs."""
+"""Chosen from three or four candidates each, on MNIST, edge-case, seed 100. The damping
+of Fast-FedUL, out of 0.02, 0.05, 0.07 and 0.1, stayed at 0.07; PGA and CDP as usual."""
 
 _MNIST = Setting(
     "mnist",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fastfedul.report.wording import tidy
 from fastfedul.reproduction.columns import Group, columns_of, line_of
+from fastfedul.reproduction.criteria import ABOUT, criteria_table
 from fastfedul.reproduction.settings import Scale
 from fastfedul.reproduction.summary import MEANS, WIDE_DEGREES, Summary, by_table
 
@@ -46,6 +47,10 @@ _ABOUT: Mapping[str, tuple[str, str]] = {
         "Cost of forgetting",
         "Time, client calls, memory and history that forgetting takes. History stored "
         "is what a server must keep to be able to forget anybody.",
+    ),
+    "criteria": (
+        "The paper's criteria",
+        "What each method fulfils of what the paper asks for.",
     ),
     "sampling": (
         "Keeping fewer updates",
@@ -91,6 +96,8 @@ def to_markdown(
     """
     title, about = _ABOUT[name]
     parts = [f"# {title}", _introduction(about, name, scale, summaries)]
+    if name == "criteria":
+        parts += [ABOUT, criteria_table(summaries)]
     for lines in by_table(summaries).values():
         parts += _section(name, lines)
     for file in pictures:

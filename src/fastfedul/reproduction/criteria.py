@@ -1,0 +1,105 @@
+"""The paper's five criteria for each method, measured and declared, beside its marks.
+
+The paper marks them without saying how. Here: C1 and C2 are measured on runs with all
+clients in every round, C3 on runs with half of them, C4 and C5 are what a method
+declares that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fastfedul.report.wording import NOTHING
+from fastfedul.reproduction import paper
+from fastfedul.reproduction.cells import RETRAINED
+from fastfedul.reproduction.experiments import HALF
+from fastfedul.reproduction.summary import Summary, by_table
+from fastfedul.unlearn.registry import find_method
+
+MAIN_POINTS = 2.0
+BACKDOOR_POINTS = 5.0
+
+ABOUT = (
+    f"C1, utility: main accuracy at most {MAIN_POINTS:g} points below retraining, in "
+    "the worst of the tables below with everybody in every round. C2, what the client "
+    "did to the others goes too: the backdoor works at most "
+    f"{BACKDOOR_POINTS:g} points more often than after retraining, likewise. C3, "
+    "chance: both hold also where only half of the clients are drawn for a round. C4, "
+    "privacy: needs no data at the server. C5, efficiency: asks no client to compute. "
+    "In brackets the measured points; after the stroke the paper's mark, as far as it "
+    "has one."
+)
+
+
+def criteria_table(summaries: Sequence[Summary]) -> str:
+    """Return a Markdown table with a line per method."""
+    methods = dict.fromkeys(line.method for line in summaries)
+    head = "| method | C1 | C2 | C3 | C4 | C5 |\n|---|---|---|---|---|---|"
+    rows = [_row(method, summaries) for method in methods if method != "before"]
+    return "\n".join([head, *rows])
+
+
+def _row(method: str, summaries: Sequence[Summary]) -> str:
+    name = "retrain" if method == RETRAINED else method
+    needs = find_method(name).needs
+    main, backdoor = _gaps(method, summaries, half=False)
+    half_main, half_backdoor = _gaps(method, summaries, half=True)
+    known = None if half_main is None or half_backdoor is None else True
+    ours = (
+        _limited(main, MAIN_POINTS),
+        _limited(backdoor, BACKDOOR_POINTS),
+        known
+        and _limited(half_main, MAIN_POINTS)
+        and _limited(half_backdoor, BACKDOOR_POINTS),
+        not needs.server_data,
+        not (needs.target or needs.others),
+    )
+    said = (
+        _points(main),
+        _points(backdoor),
+        f" ({_number(half_main)}, {_number(half_backdoor)})" if known else "",
+        "",
+        "",
+    )
+    papers = paper.CRITERIA.get(name, (None,) * 5)
+    cells = [
+        f"{_mark(own)}{text} / {_mark(theirs)}"
+        for own, text, theirs in zip(ours, said, papers, strict=True)
+    ]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _gaps(
+    method: str, summaries: Sequence[Summary], *, half: bool
+) -> tuple[float | None, float | None]:
+    """Return how far a method is from retraining at worst: main lost, backdoor left."""
+    main, backdoor = [], []
+    for (_, _, split), lines in by_table(summaries).items():
+        found = {line.method: line for line in lines}
+        own, again = found.get(method), found.get(RETRAINED)
+        if (split == HALF) != half or own is None or again is None:
+            continue
+        if own.main and again.main and own.backdoor and again.backdoor:
+            main.append(100 * (again.main.value - own.main.value))
+            backdoor.append(100 * (own.backdoor.value - again.backdoor.value))
+    return _worst(main), _worst(backdoor)
+
+
+def _worst(values: Iterable[float]) -> float | None:
+    return max(values, default=None)
+
+
+def _limited(value: float | None, limit: float) -> bool | None:
+    return None if value is None else value <= limit
+
+
+def _mark(value: bool | None) -> str:
+    return NOTHING if value is None else "yes" if value else "no"
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f" ({_number(value)})"
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value + 0.0:.1f}"

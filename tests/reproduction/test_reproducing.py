@@ -1,0 +1,188 @@
+"""The paper's evaluation end to end on digits: stopped, gone on with, and written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the extra torch")
+
+from fastfedul.reproduction.cells import Cell, CellStore
+from fastfedul.reproduction.experiments import EXPERIMENTS, lines_of
+from fastfedul.reproduction.memory import watched
+from fastfedul.run_config import RunConfig
+from fastfedul.unlearn.registry import METHODS
+
+COMMAND = [sys.executable, "-m", "fastfedul", "reproduce"]
+EVERYTHING = ["all", "--scale", "smoke", "--seeds", "1"]
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=290
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A folder of results, and the cells that were there when it was interrupted."""
+
+    folder: Path
+    first: dict[str, str]
+    interrupted_with: int
+
+
+def cells_in(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text("utf-8") for p in (folder / "cells").glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
+    """Everything at scale smoke, interrupted once by Ctrl-C and then gone on with."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    started = subprocess.Popen(
+        [*COMMAND, *EVERYTHING, "--out", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while len(list((folder / "cells").glob("*.json"))) < 3:
+            assert started.poll() is None, "it ended too early"
+            time.sleep(0.05)
+        started.send_signal(signal.SIGINT)
+        code = started.wait(60)
+    finally:
+        started.kill()
+        started.wait()
+    first = cells_in(folder)
+    run(*EVERYTHING, "--out", folder)
+    return Reproduced(folder, first, code)
+
+
+@pytest.mark.timeout(600)
+def test_interrupted_it_goes_on_and_keeps_what_was_done(reproduced: Reproduced) -> None:
+    assert reproduced.interrupted_with == 130
+    now = cells_in(reproduced.folder)
+    assert 3 <= len(reproduced.first) < len(now)
+    assert {name: now[name] for name in reproduced.first} == reproduced.first
+    wanted = {
+        f"{cell.key}.json"
+        for name in EXPERIMENTS
+        for line in lines_of(name, "smoke", 1)
+        for cell in line.cells
+    }
+    assert set(now) == wanted
+    assert not any((reproduced.folder / "runs").iterdir())
+
+
+def test_a_second_time_nothing_is_computed(reproduced: Reproduced) -> None:
+    before = cells_in(reproduced.folder)
+    text = run(*EVERYTHING, "--out", reproduced.folder, "--json").stdout
+    facts = json.loads(text)
+    assert facts["cells"] == facts["cells_done"] == len(before)
+    assert cells_in(reproduced.folder) == before
+    assert all(Path(path).is_file() for path in facts["files"])
+
+
+def test_every_name_has_a_page_a_table_and_json(reproduced: Reproduced) -> None:
+    for name in EXPERIMENTS:
+        page = (reproduced.folder / f"{name}.md").read_text("utf-8")
+        assert "no result yet" not in page
+        with (reproduced.folder / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == len(lines_of(name, "smoke", 1))
+        facts = json.loads((reproduced.folder / f"{name}.json").read_text("utf-8"))
+        assert len(facts["lines"]) == len(rows)
+        if name != "criteria":
+            assert list(reproduced.folder.glob(f"{name}-*.svg"))
+
+
+def test_the_story_of_the_paper_shows_already_on_digits(reproduced: Reproduced) -> None:
+    for name in ("edge-case", "pixel"):
+        with (reproduced.folder / f"{name}.csv").open(newline="") as file:
+            rows = {row["label"]: row for row in csv.DictReader(file)}
+        backdoor = {label: float(row["backdoor"]) for label, row in rows.items()}
+        assert backdoor["before"] > 0.5
+        assert backdoor["retrained"] < 0.1
+        assert backdoor["fast-fedul, all kept"] < 0.5 * backdoor["before"]
+        assert backdoor["fedrecover"] < 0.5 * backdoor["before"]
+        assert backdoor["cdp"] > 0.3, "pruning a class is not known to remove it"
+        calls = {label: float(row["client_calls"]) for label, row in rows.items()}
+        assert calls["fast-fedul"] == calls["kd"] == calls["fedaccum"] == 0
+        assert 0 < calls["fedrecover"] < calls["retrained"] == 90
+        seconds = {label: float(row["seconds"]) for label, row in rows.items()}
+        assert seconds["fast-fedul, all kept"] < seconds["retrained"]
+
+
+def test_the_criteria_name_every_method_of_the_paper(reproduced: Reproduced) -> None:
+    page = (reproduced.folder / "criteria.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    table = {row.split("|")[1].strip(): row for row in rows[1:]}
+    for name in ("retrain", "federaser", "cdp", "pga", "kd", "fast-fedul"):
+        assert name in METHODS
+        cells = [cell.strip() for cell in table[name].split("|")[2:7]]
+        assert all(cell.split(" / ")[1] in ("yes", "no") for cell in cells)
+    assert table["kd"].split("|")[5].strip() == "no / no"
+    assert table["fast-fedul"].split("|")[6].strip() == "yes / yes"
+    assert table["pga"].split("|")[6].strip() == "no / yes"
+
+
+def test_a_damaged_result_is_not_used(tmp_path: Path) -> None:
+    cell = Cell(RunConfig(), "before")
+    store = CellStore(tmp_path / "cells")
+    assert store.read(cell) is None
+    store.write(cell, {"main": 0.5})
+    assert store.read(cell) == {"main": 0.5}
+    path = store.path(cell)
+    for text in ("{", "[]", path.read_text().replace('"digits"', '"mnist"')):
+        path.write_text(text)
+        with pytest.raises(Exception, match="delete it to compute it again"):
+            store.read(cell)
+
+
+def test_a_result_depends_on_what_it_says_and_not_on_the_number_of_workers() -> None:
+    cell = Cell(RunConfig(), "kd", {"lr": 0.1})
+    assert cell.key == Cell(RunConfig(workers=2), "kd", {"lr": 0.1}).key
+    others = {
+        Cell(RunConfig(seed=1), "kd", {"lr": 0.1}).key,
+        Cell(RunConfig(), "pga", {"lr": 0.1}).key,
+        Cell(RunConfig(), "kd", {"lr": 0.2}).key,
+        Cell(RunConfig(), "kd", {"lr": 0.1}, "iterations").key,
+    }
+    assert len(others - {cell.key}) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["table-9"], "unknown name 'table-9'; choose edge-case"),
+        (["pixel", "--scale", "huge"], "choose smoke or standard"),
+        (["pixel", "--seeds", "0"], "choose 1 or more"),
+        (["pixel", "--data", "mars"], "choose digits"),
+    ],
+)
+def test_wrong_arguments_get_one_line(
+    arguments: list[str], reason: str, tmp_path: Path
+) -> None:
+    error = run(*arguments, "--out", tmp_path, code=1).stderr
+    assert reason in " ".join(error.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_watched_while_something_runs() -> None:
+    with watched() as peak:
+        block = bytearray(50_000_000)
+        block[::4096] = b"x" * len(block[::4096])
+        time.sleep(0.1)
+    assert peak.num_bytes is None or 40_000_000 < peak.num_bytes < 120_000_000
