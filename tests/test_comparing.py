@@ -170,6 +170,41 @@ def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> Non
     assert "model works" in fastfedul("compare", run, "--methods", "fast-fedul")
 
 
+def test_rivals_are_compared_and_what_cannot_run_is_named(run: Path) -> None:
+    """The run has no images of the server's own, so distillation is left out."""
+    methods = ["--methods", "fedaccum,kd,cdp,fedrecover", "--set", "cdp.rounds=1"]
+    facts = json.loads(fastfedul("compare", run, *methods, "--json"))
+    rows = {row["method"]: row for row in facts["rows"]}
+    assert list(rows) == ["before", "retrained", "fedaccum", "cdp", "fedrecover"]
+    assert list(facts["refused"]) == ["kd"]
+    assert "--server-images" in facts["refused"]["kd"]
+    # 5 clients, one forgotten, 8 rounds; a look and one round for the pruning.
+    calls = {name: row["client_calls"] for name, row in rows.items()}
+    assert calls["retrained"] == 4 * 8
+    assert calls["fedaccum"] == 0
+    assert calls["cdp"] == 4 + 4
+    assert 0 < calls["fedrecover"] <= 0.3 * 4 * 8
+    assert "class, not a client" in Path(facts["report"]).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--methods", "kd"], "images of the server's own"),
+        (["--methods", "magic"], "unknown method 'magic'; choose from retrain"),
+        (["--set", "interval=4"], "write METHOD.NAME=VALUE"),
+        (["--set", "kd.lr=0.1"], "add it to the methods"),
+        (["--methods", "kd", "--set", "kd.speed=1"], "kd has no such setting: speed"),
+        (["--methods", "kd", "--set", "kd.lr=-1"], "the learning rate is -1"),
+        (["--methods", "kd", "--set", "kd.lr=fast"], "kd is of the wrong kind: lr='fa"),
+    ],
+)
+def test_wrong_methods_and_settings_get_one_line(
+    run: Path, arguments: list[str], reason: str
+) -> None:
+    assert reason in " ".join(fastfedul("compare", run, *arguments, code=1).split())
+
+
 def test_the_demo_refuses_to_replace_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("keep me")
     assert "no run of ours" in fastfedul("demo", "--out", tmp_path, code=1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastfedul.data.dataset import Images, to_model_input
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import (
     Answers,
     Evaluation,
@@ -82,6 +82,7 @@ class Comparison:
         sweep: Fast-FedUL with several dampings.
         keeping: Whom optimal keeping prefers.
         damping: The damping of the rows.
+        refused: Methods that could not be used here, and why.
     """
 
     prepared: Prepared
@@ -90,6 +91,7 @@ class Comparison:
     sweep: tuple[SweepScore, ...]
     keeping: Keeping
     damping: float
+    refused: Mapping[str, str]
 
 
 def compare(
@@ -102,6 +104,9 @@ def compare(
     say: Say = lambda what, done, total: None,
 ) -> Comparison:
     """Forget clients of a finished run in every way asked for; the run is unchanged.
+
+    A method that cannot be used here is left out and named in `refused`; if none can,
+    that is an error.
 
     Args:
         folder: The run.
@@ -137,9 +142,14 @@ def compare(
         ]
         federation = federation_for(prepared, workers) if workers else None
         request = UnlearnRequest(ledger, frozenset(names), federation)
+        refused: dict[str, str] = {}
         for name, method in chosen.items():
-            say(name, len(rows) - 2, len(chosen))
-            result = measured(method, request)
+            say(name, len(rows) - 2 + len(refused), len(chosen))
+            try:
+                result = measured(method, request)
+            except UnlearnRefusedError as error:
+                refused[name] = str(error)
+                continue
             answers = ask(predict, result.model(ledger.final), questions)
             rows.append(
                 _row(
@@ -153,9 +163,11 @@ def compare(
                     result.bytes_read,
                 )
             )
+        if refused and len(refused) == len(chosen):
+            raise UnlearnRefusedError(next(iter(refused.values())))
         sweep = _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
-    return Comparison(prepared, names, tuple(rows), sweep, keeping, damping)
+    return Comparison(prepared, names, tuple(rows), sweep, keeping, damping, refused)
 
 
 def find_methods(

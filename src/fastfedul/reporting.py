@@ -123,6 +123,12 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
         "images, poisoned ones included, with that on test images; compare the methods "
         "with the retrained model rather than with 0.5."
     )
+    if any(row.method == "cdp" for row in comparison.rows):
+        notes.append(
+            "cdp removes a class, not a client: here the class that the attack wants, "
+            "which an operator may not know."
+        )
+    notes += [f"Left out: {n}: {why}" for n, why in comparison.refused.items()]
     return tuple(notes)
 
 

@@ -162,6 +162,7 @@ def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
         "rows": rows,
         "forget": list(found.forget),
         "damping": found.damping,
+        "refused": dict(found.refused),
         "keeping": {
             "budget": found.keeping.budget,
             "attackers": found.keeping.attackers,
@@ -195,6 +196,10 @@ def show_comparison(found: Comparison, page: Path) -> None:
         rows.append(cells)
     print_table(f"Forgetting {', '.join(found.forget)}", columns, rows)
     out().print("In brackets: 95 % intervals.", markup=False)
+    for name, reason in found.refused.items():
+        out().print(f"left out: {name}: {reason}", markup=False, soft_wrap=True)
+    if any(row.method == "cdp" for row in found.rows):
+        out().print("cdp removes the attack's label as a class, not a client.")
     out().print(f"report: {page}", markup=False, soft_wrap=True)
 
 

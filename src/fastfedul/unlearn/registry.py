@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class OnSample:
 
 
 def _fast_fedul(
-    damping: float = 0.07, keep: str = "all", keep_seed: int = 0, **settings: Any
+    damping: float = 0.07, keep: str = "all", keep_seed: int = 0
 ) -> Unlearner:
     """Return Fast-FedUL on what a policy keeps.
 
@@ -56,9 +57,9 @@ def _fast_fedul(
     sample is never refused.
     """
     if keep == "all":
-        return FastFedUL(damping=damping, **settings)
+        return FastFedUL(damping=damping)
     policy = Keep.parse(keep, seed=keep_seed)
-    method = FastFedUL(damping=damping, minimum_coverage=0, **settings)
+    method = FastFedUL(damping=damping, minimum_coverage=0)
     return OnSample(method=method, keep=policy)
 
 
@@ -107,8 +108,18 @@ def find_method(name: str, settings: Mapping[str, Any] | None = None) -> Unlearn
         raise InvalidInputError(
             f"unknown method {name!r:.40}; choose from {', '.join(METHODS)}"
         )
+    given, make = dict(settings or {}), METHODS[name]
+    known = inspect.signature(make).parameters
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise InvalidInputError(
+            f"{name} has no such setting: {unknown[0]:.40}; choose from "
+            f"{', '.join(known) or 'none'}"
+        )
     try:
-        return METHODS[name](**(settings or {}))
-    except TypeError:
-        given = ", ".join(settings or {})
-        raise InvalidInputError(f"{name} has no such setting: {given}") from None
+        return make(**given)
+    except (TypeError, AttributeError):
+        said = ", ".join(f"{key}={value!r:.40}" for key, value in given.items())
+        raise InvalidInputError(
+            f"a setting of {name} is of the wrong kind: {said}"
+        ) from None
