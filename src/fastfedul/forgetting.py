@@ -59,16 +59,28 @@ def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     return {
         "software": version("fastfedul"),
         "method": "fast-fedul",
-        "damping": method.damping
-        if isinstance(method.damping, int | float)
-        else list(method.damping),
-        "damped": method.damped,
+        **settings_of(method),
         "rounds": result.rounds,
         "coverage": result.coverage,
         "delta_norm": norm(result.delta.flat),
         "bound": bound if bound is not None and math.isfinite(bound) else None,
         "lipschitz": result.bound.lipschitz,
     }
+
+
+def settings_of(method: FastFedUL) -> dict[str, object]:
+    """Return the settings that made a difference, as JSON values."""
+    if method.skew == "coordinate":
+        return {
+            "skew": method.skew,
+            "spread": method.spread,
+            "persistence": method.persistence,
+        }
+    if method.skew == "none":
+        return {"skew": method.skew, "damping": 0.0}
+    single = isinstance(method.damping, int | float)
+    damping = method.damping if single else list(method.damping)  # type: ignore[arg-type]
+    return {"skew": method.skew, "damping": damping, "damped": method.damped}
 
 
 def _checked(

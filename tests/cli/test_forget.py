@@ -90,6 +90,24 @@ def test_json_has_what_scripts_need(ledger: Path, tmp_path: Path) -> None:
     assert found["delta_norm"] > 0
 
 
+def test_skew_can_be_taken_per_coordinate(ledger: Path) -> None:
+    scalar = run_json("forget", ledger, "cyd", "--skew", "none", "--dry-run")
+    options = ("--skew", "coordinate", "--spread", 0.5, "--persistence", 2)
+    found = run_json("forget", ledger, "cyd", *options)
+    assert (found["skew"], found["spread"], found["persistence"]) == (
+        "coordinate",
+        0.5,
+        2,
+    )
+    assert found["bound"] is None
+    assert 0 < found["delta_norm"] < scalar["delta_norm"]
+    assert found["bytes_read"] > scalar["bytes_read"]
+    with LedgerReader(ledger) as opened:
+        assert opened.events()[-1].details["skew"] == "coordinate"
+    text = run("forget", ledger, "ann", "--skew", "coordinate", "--dry-run").stdout
+    assert "per coordinate, spread 0.3, persistence 1" in text
+
+
 def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
     ledger: Path, tmp_path: Path
 ) -> None:

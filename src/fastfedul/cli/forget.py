@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -21,7 +21,7 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.errors import InvalidInputError
-from fastfedul.forgetting import commit, erase
+from fastfedul.forgetting import commit, erase, settings_of
 from fastfedul.history.ledger import require_known
 from fastfedul.history.model_files import model_written
 from fastfedul.history.reading import LedgerReader
@@ -54,6 +54,23 @@ def forget_clients(
             "more. It is minus the paper's alpha."
         ),
     ] = 0.07,
+    skew: Annotated[
+        str,
+        typer.Option(
+            help="How the others' training is thought to have reacted. scalar: by the "
+            "damping in every round, as in the paper. coordinate: each value of the "
+            "model by what the history says about it. none: not at all.",
+            metavar="scalar|coordinate|none",
+        ),
+    ] = "scalar",
+    spread: Annotated[
+        float,
+        typer.Option(help="With coordinate: damp values on which clients differ."),
+    ] = 0.3,
+    persistence: Annotated[
+        float,
+        typer.Option(help="With coordinate: damp values that any client moves."),
+    ] = 1.0,
     alternate: Annotated[
         bool, typer.Option(help="Damp every other round only (Fast-FedUL-3).")
     ] = False,
@@ -100,6 +117,9 @@ def forget_clients(
     names = tuple(sorted(set(clients)))
     method = FastFedUL(
         damping=damping,
+        skew=cast(Any, skew),
+        spread=spread,
+        persistence=persistence,
         damped="alternate" if alternate else "all",
         minimum_coverage=minimum_coverage,
     )
@@ -156,7 +176,15 @@ def _erase_only(
     if isinstance(ledger, DiskLedger) and not dry_run:
         with err().status("rewriting the history"):
             erase(ledger, names)
-    unknown = ("coverage", "damping", "bound", "lipschitz", "seconds", "bytes_read")
+    unknown = (
+        "coverage",
+        "skew",
+        "damping",
+        "bound",
+        "lipschitz",
+        "seconds",
+        "bytes_read",
+    )
     return {
         "clients": list(names),
         "rounds": len(rounds),
@@ -172,7 +200,7 @@ def _facts(result: Removal, method: FastFedUL) -> dict[str, Any]:
         "rounds": result.rounds,
         "coverage": result.coverage,
         "coverage_by_client": dict(result.coverage_by_client),
-        "damping": method.damping,
+        **settings_of(method),
         "delta_norm": norm(result.delta.flat),
         "standard_error": result.standard_error,
         "bound": result.bound.value,
@@ -192,7 +220,7 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["coverage"] is not None:
         rows += [
             ("kept of their share", f"{facts['coverage']:.1%}"),
-            ("damping", f"{facts['damping']:g}"),
+            ("skew", _skew(facts)),
             ("model moved by", f"{facts['delta_norm']:.4g} (Euclidean norm)"),
             ("standard error", _or_none(facts["standard_error"])),
             ("bound of Theorem 1", _or_none(facts["bound"]) + _caveat(facts)),
@@ -212,6 +240,15 @@ def _show(facts: dict[str, Any]) -> None:
             "the same command with --erase removes them."
         )
     out().print(note, markup=False)
+
+
+def _skew(facts: dict[str, Any]) -> str:
+    if facts["skew"] == "coordinate":
+        return (
+            f"per coordinate, spread {facts['spread']:g}, persistence "
+            f"{facts['persistence']:g}"
+        )
+    return f"damping {facts['damping']:g}"
 
 
 def _or_none(value: float | None) -> str:

@@ -148,6 +148,12 @@ class CountedLedger(LedgerView):
 
     bytes_read: int = field(default=0, init=False)
 
+    def running_sums(self, client: ClientId) -> RunningSums:
+        """Return what a client accumulated over all its updates, kept or not."""
+        found = self.ledger.running_sums(client)
+        self.bytes_read += found.weighted.nbytes + found.squared.nbytes
+        return found
+
     def combine(
         self,
         vectors: Sequence[VectorRef],

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.history.views import CountedLedger
 from fastfedul.params import Array, Params
 from fastfedul.records import ClientId, UpdateEntry
 from fastfedul.unlearn.bound import (
@@ -30,9 +32,11 @@ from fastfedul.unlearn.bound import (
     estimate_lipschitz,
 )
 from fastfedul.unlearn.protocol import Needs, UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.skew import coordinate_terms
 from fastfedul.unlearn.tracing import Leaving, leaving, trace
 
 WARN_BELOW_COVERAGE = 0.8
+_NO_BOUND = "no bound: Theorem 1 is about one damping for all coordinates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Removal(UnlearnResult):
         rounds: Rounds in which any of the clients took part.
         coverage: Part of their share in the model whose updates were kept, 0 to 1.
         coverage_by_client: The same for each client.
-        damping: The damping of each round.
+        damping: The damping of each round; empty where it is one per coordinate.
         gamma_norms: How far each round would have gone elsewhere without them.
         standard_error: Of delta, from keeping only a sample of the updates; None if
             what is missing was not left out at random.
@@ -72,11 +76,22 @@ class FastFedUL:
         damping: How much of the difference the other clients' training is taken to
             pull back in a round, 0 to 1; one number, or one per round. It is minus the
             paper's alpha.
+        skew: How the others' training is thought to pull the difference back.
+            `scalar`: by `damping` in every round, as in the paper. `coordinate`: each
+            coordinate by what the history says about it (see `skew.py`), with no
+            recursion. `none`: not at all, as damping 0.
+        spread: `coordinate`: how strongly a coordinate is damped on which clients
+            differ, c in the formula.
+        persistence: `coordinate`: how strongly a coordinate is damped in which every
+            client leaves a mark, k in the formula.
         damped: `all` rounds, or `alternate` ones: the first, the third and so on.
         minimum_coverage: Below this part of a client's share kept, refuse.
     """
 
     damping: float | Sequence[float] = 0.07
+    skew: Literal["scalar", "coordinate", "none"] = "scalar"
+    spread: float = 0.3
+    persistence: float = 1.0
     damped: Literal["all", "alternate"] = "all"
     minimum_coverage: float = 0.2
 
@@ -87,6 +102,16 @@ class FastFedUL:
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
                 "-0.07 is damping 0.07"
             )
+        if self.skew not in ("scalar", "coordinate", "none"):
+            raise InvalidInputError(
+                f"skew is scalar, coordinate or none, not {self.skew!r:.40}"
+            )
+        for name, value in (
+            ("spread", self.spread),
+            ("persistence", self.persistence),
+        ):
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidInputError(f"{name} is 0 or more, not {value}")
         if self.damped not in ("all", "alternate"):
             raise InvalidInputError(f"damped is all or alternate, not {self.damped!r}")
         if not 0 <= self.minimum_coverage <= 1:
@@ -101,7 +126,68 @@ class FastFedUL:
 
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
-        return self.sweep(request, [self.damping])[0]
+        if self.skew == "coordinate":
+            return self.sweep_coordinates(request, [(self.spread, self.persistence)])[0]
+        return self.sweep(request, [0.0 if self.skew == "none" else self.damping])[0]
+
+    def sweep_coordinates(
+        self, request: UnlearnRequest, settings: Sequence[tuple[float, float]]
+    ) -> tuple[Removal, ...]:
+        """Return a result for each pair of spread and persistence, from one reading.
+
+        Raises:
+            UnlearnRefusedError: If the aggregation is no weighted mean, or the server
+                never saw some of the updates.
+        """
+        started = time.perf_counter()
+        ledger = CountedLedger(request.ledger)
+        if ledger.settings.aggregation != MEAN:
+            raise UnlearnRefusedError(
+                "skew per coordinate needs weighted means, and this ledger was "
+                f"aggregated by {ledger.settings.aggregation!r:.40}; use skew scalar"
+            )
+        with ledger.snapshot():
+            rounds = ledger.rounds()
+            removal = leaving(ledger, request.forget, rounds)
+            coverage = _coverages(request.forget, removal)
+            warnings = _judge(coverage, self.minimum_coverage)
+            terms = coordinate_terms(ledger, removal, rounds)
+            final = ledger.final
+        if terms.num_unseen:
+            warnings = (
+                *warnings,
+                f"{terms.num_unseen} updates of clients that stay were never seen, so "
+                "the spread is an estimate",
+            )
+        if terms.clipped > 0.01:
+            warnings = (
+                *warnings,
+                f"the spread of {terms.clipped:.0%} of the coordinates came out "
+                "negative and was taken as 0",
+            )
+        results = []
+        for spread, persistence in settings:
+            difference = terms.difference(spread, persistence)
+            results.append(
+                Removal(
+                    params=Params(final.params.layout, final.params.flat + difference),
+                    delta=Params(final.params.layout, difference),
+                    clients=tuple(sorted(request.forget)),
+                    rounds=len({update.round for update in removal.asked}),
+                    coverage=_coverage(removal.asked),
+                    coverage_by_client=coverage,
+                    damping=(),
+                    gamma_norms=terms.gamma_norms,
+                    standard_error=None,
+                    bound=Bound(
+                        None, None, "no bound: the paper has none per coordinate"
+                    ),
+                    seconds=time.perf_counter() - started,
+                    bytes_read=ledger.bytes_read + final.params.flat.nbytes,
+                    warnings=warnings,
+                )
+            )
+        return tuple(results)
 
     def sweep(
         self, request: UnlearnRequest, dampings: Sequence[float | Sequence[float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.sampling import Keep
@@ -49,23 +49,34 @@ class OnSample:
 
 
 def _fast_fedul(
-    damping: float = 0.07, keep: str = "all", keep_seed: int = 0
+    damping: float = 0.07,
+    skew: Literal["scalar", "coordinate", "none"] = "scalar",
+    spread: float = 0.3,
+    persistence: float = 1.0,
+    keep: str = "all",
+    keep_seed: int = 0,
 ) -> Unlearner:
     """Return Fast-FedUL on what a policy keeps.
 
     Whoever compares wants to see also what a badly covered client comes to, so a
     sample is never refused.
     """
+    method = FastFedUL(
+        damping=damping,
+        skew=skew,
+        spread=spread,
+        persistence=persistence,
+        minimum_coverage=0.2 if keep == "all" else 0,
+    )
     if keep == "all":
-        return FastFedUL(damping=damping)
+        return method
     policy = Keep.parse(keep, seed=keep_seed)
-    method = FastFedUL(damping=damping, minimum_coverage=0)
     return OnSample(method=method, keep=policy)
 
 
 def _random_keeping(damping: float = 0.07, keep: str = "uniform:5") -> Unlearner:
     # The paper keeps 5 updates a round.
-    return _fast_fedul(damping, keep)
+    return _fast_fedul(damping, keep=keep)
 
 
 def _no_skew() -> Unlearner:

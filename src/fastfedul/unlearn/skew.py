@@ -1,0 +1,218 @@
+"""A damping for each coordinate, learned from the history: no data, no training.
+
+The paper damps all coordinates of the difference alike. But training pulls some of
+them back quickly and others hardly at all, and part of what a client did every client
+does. Both can be seen in the history:
+
+- spread f, the variance of the staying clients' updates, share-weighted within a round
+  and averaged over rounds. It stands in for curvature.
+- persistence P, the mean square over the staying clients of what each accumulated
+  beyond its share of the steps: the deviation of an ordinary client.
+
+With D0 the sum of the gammas and f' = f / mean(f), the difference is
+
+    exp(-c f') * D0^2 / (D0^2 + k P) * D0
+
+Running sums keep the shares of the original participants. After earlier requests the
+shares of those who are left were larger, by a factor that may differ from round to
+round: P is scaled by its mean, which is exact where it is the same in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.history.arrays import BLOCK_VALUES
+from fastfedul.history.erasure import without
+from fastfedul.history.ledger import Ledger
+from fastfedul.params import Array, Flat
+from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
+from fastfedul.unlearn.tracing import Leaving, trace
+
+_BYTES_AT_ONCE = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinateTerms:
+    """What the history says about each coordinate.
+
+    Attributes:
+        removed: D0, the undamped difference.
+        spread: f, not negative.
+        persistence: P.
+        clipped: Share of the coordinates whose spread came out negative, by rounding
+            or because updates of the forgotten clients were not kept, and is taken
+            as 0.
+        gamma_norms: How far each round would have gone elsewhere.
+        num_unseen: Updates of staying clients that the server never had.
+    """
+
+    removed: Flat
+    spread: Flat
+    persistence: Flat
+    clipped: float
+    gamma_norms: tuple[float, ...]
+    num_unseen: int
+
+    def difference(self, spread: float, persistence: float) -> Flat:
+        """Return the damped difference.
+
+        Args:
+            spread: c, how strongly spread damps; 0 for not at all.
+            persistence: k, how strongly persistence does.
+        """
+        mean = float(self.spread.mean(dtype=np.float64))
+        scaled = self.spread / np.float32(mean) if mean > 0 else self.spread
+        squared = np.square(self.removed)
+        ordinary = squared + np.float32(persistence) * self.persistence
+        # Where nothing was removed nothing is; there the ratio would be 0 / 0.
+        own = np.zeros_like(squared)
+        np.divide(squared, ordinary, out=own, where=squared > 0)
+        difference: Flat = np.exp(np.float32(-spread) * scaled) * own * self.removed
+        return difference
+
+
+def coordinate_terms(
+    ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
+) -> CoordinateTerms:
+    """Return what the history says about each coordinate, in passes over it.
+
+    Args:
+        ledger: The history, of weighted means.
+        removal: Who leaves which round.
+        rounds: All rounds.
+    """
+    traced = trace(ledger, removal, np.ones((1, len(rounds))))
+    earlier = _earlier(ledger)
+    cleaned = [
+        _cleaned_step(round_, removal, earlier.get(round_.index, []))
+        for round_ in rounds
+    ]
+    stayers = _stayers(ledger, removal)
+    total = float(sum(step.left for step in cleaned))
+    before = float(np.mean([step.before for step in cleaned])) if cleaned else 1.0
+    spread = -_sum_of_squares(ledger, cleaned)
+    persistence = np.zeros_like(spread)
+    num_unseen = 0
+    for names in _groups(stayers, spread.nbytes):
+        expected = _expected(ledger, cleaned, [stayers[name] for name in names])
+        for name, own in zip(names, expected, strict=True):
+            sums = ledger.running_sums(name)
+            spread += sums.squared
+            persistence += np.square(sums.weighted - own)
+            num_unseen += sums.num_unseen
+    spread /= np.float32(total or 1.0)
+    clipped = float(np.mean(spread < 0))
+    return CoordinateTerms(
+        removed=traced.sums[0],
+        spread=np.maximum(spread, 0, out=spread),
+        persistence=persistence / np.float32(max(1, len(stayers)) * before**2),
+        clipped=clipped,
+        gamma_norms=traced.gamma_norms,
+        num_unseen=num_unseen,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CleanedStep:
+    """A round's step without everybody who left, as a combination of vectors.
+
+    Attributes:
+        index: Number of the round.
+        refs: The step, then the updates that are taken out.
+        factors: Their factors.
+        before: Share of the original participants that was left before the request.
+        left: Share that stays; 0 if nobody does.
+    """
+
+    index: int
+    refs: tuple[VectorRef, ...]
+    factors: tuple[float, ...]
+    before: float
+    left: float
+
+
+def _earlier(ledger: Ledger) -> dict[int, list[UpdateEntry]]:
+    """Return the updates of clients forgotten before, history kept, by round."""
+    found: dict[int, list[UpdateEntry]] = {}
+    for name, entry in ledger.clients().items():
+        if entry.state == "forgotten":
+            for update in ledger.updates_of(name):
+                found.setdefault(update.round, []).append(update)
+    return found
+
+
+def _cleaned_step(
+    round_: RoundEntry, removal: Leaving, earlier: Sequence[UpdateEntry]
+) -> _CleanedStep:
+    asked = [u for u in removal.asked if u.round == round_.index]
+    gone = [*asked, *earlier]
+    before = 1 - round_.removed_share - sum(update.share for update in earlier)
+    of_step, of_updates = without(round_, gone)
+    kept = [(u, f) for u, f in zip(gone, of_updates, strict=True) if u.kept]
+    left = before - sum(update.share for update in asked)
+    return _CleanedStep(
+        round_.index,
+        (
+            VectorRef(round_.index),
+            *(VectorRef(round_.index, u.client) for u, _ in kept),
+        ),
+        (of_step, *(factor for _, factor in kept)),
+        before,
+        left if len(gone) < round_.num_updates else 0.0,
+    )
+
+
+def _stayers(ledger: Ledger, removal: Leaving) -> dict[ClientId, dict[int, float]]:
+    """Return the share of every client that stays, by round."""
+    asked = {update.client for update in removal.asked}
+    return {
+        name: {update.round: update.share for update in ledger.updates_of(name)}
+        for name, entry in ledger.clients().items()
+        if entry.state == "active" and name not in asked
+    }
+
+
+def _sum_of_squares(ledger: Ledger, cleaned: Sequence[_CleanedStep]) -> Flat:
+    """Return the sum over rounds of what stays times the squared step, per value."""
+    size = ledger.settings.layout.size
+    found = np.zeros(size, np.float32)
+    for block in range(-(-size // BLOCK_VALUES)):
+        part = found[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+        for step in cleaned:
+            rows = ledger.columns(step.refs, block)
+            row = np.array(step.factors, np.float32) @ rows
+            part += np.float32(step.left) * np.square(row)
+    return found
+
+
+def _groups(
+    stayers: Mapping[ClientId, object], vector_bytes: int
+) -> list[list[ClientId]]:
+    """Return the clients in groups whose vectors fit into bounded memory."""
+    names = sorted(stayers)
+    count = max(1, _BYTES_AT_ONCE // max(1, vector_bytes))
+    return [names[first : first + count] for first in range(0, len(names), count)]
+
+
+def _expected(
+    ledger: Ledger,
+    cleaned: Sequence[_CleanedStep],
+    shares: Sequence[Mapping[int, float]],
+) -> Array:
+    """Return each client's share of the cleaned steps of its rounds, added up."""
+    refs = [ref for step in cleaned for ref in step.refs]
+    if not refs:
+        return np.zeros((len(shares), ledger.settings.layout.size), np.float32)
+    rows = [
+        [
+            own.get(step.index, 0.0) * factor
+            for step in cleaned
+            for factor in step.factors
+        ]
+        for own in shares
+    ]
+    return ledger.combine(refs, np.array(rows)).sums
