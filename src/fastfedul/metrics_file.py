@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from fastfedul.whole_files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,5 @@ def read(path: Path) -> dict[int, RoundMetrics]:
 
 def write(path: Path, lines: Sequence[RoundMetrics]) -> None:
     """Write the file anew, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     text = "".join(json.dumps(asdict(metrics)) + "\n" for metrics in lines)
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
+    write_whole(path, text)

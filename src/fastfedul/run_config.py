@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ from fastfedul.federation.trainer import LocalTraining
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.sampling import Keep
 from fastfedul.records import ClientId
+from fastfedul.whole_files import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +188,7 @@ class RunConfig:
 
     def save(self, path: Path) -> None:
         """Write the options to a file, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(self.to_toml())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, self.to_toml())
 
 
 def read_options(path: Path) -> dict[str, Any]:

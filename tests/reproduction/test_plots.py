@@ -38,8 +38,13 @@ def texts(svg: str) -> set[str]:
     return {"".join(element.itertext()).strip() for element in found}
 
 
+def test_the_criteria_are_a_table_and_no_plot(fill: Fill) -> None:
+    lines = lines_of("criteria", "smoke", 2)
+    assert plots_of("criteria", summarize(lines, fill(lines))) == {}
+
+
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "criteria"])
 def test_every_experiment_has_its_plots(name: str, scale: Scale, fill: Fill) -> None:
     lines = lines_of(name, scale, 2)
     summaries = summarize(lines, fill(lines))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from fastfedul.report.page_tables import (
 )
 from fastfedul.report.pictures import png_address
 from fastfedul.report.wording import show_forgotten, tidy_lines
+from fastfedul.whole_files import write_whole
 
 # The page may hold pictures and styles of its own and nothing else, not even a script.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -67,20 +66,12 @@ def write_html(path: Path, report: Report) -> None:
     Raises:
         InvalidInputError: If the file cannot be written or a chart cannot be drawn.
     """
-    content = render_html(report).encode("utf-8")
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    content = render_html(report)
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInputError(f"cannot write {path}: {reason}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _render_header(report: Report) -> str:

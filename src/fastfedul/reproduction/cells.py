@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from fastfedul.errors import FastFedULError
 from fastfedul.history.schema import digest_of
 from fastfedul.run_config import RunConfig
+from fastfedul.whole_files import write_whole
 
 BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
@@ -92,12 +92,14 @@ class CellStore:
 
     def write(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Keep a result."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(cell)
-        temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
         text = json.dumps({**cell.facts, "result": result}, indent=1, sort_keys=True)
-        temporary.write_text(text + "\n", "utf-8")
-        temporary.replace(path)
+        path = self.path(cell)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text + "\n")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FastFedULError(f"cannot write {path}: {reason}") from None
 
     def path(self, cell: Cell) -> Path:
         """Return where a cell's result is kept."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -18,6 +16,7 @@ from fastfedul.reproduction.plots import plots_of
 from fastfedul.reproduction.settings import Scale
 from fastfedul.reproduction.summary import Summary, summarize
 from fastfedul.reproduction.tables import to_csv, to_markdown
+from fastfedul.whole_files import write_whole
 
 _NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
 
@@ -47,7 +46,7 @@ def write(
         **pictures,
     }
     for file, text in texts.items():
-        _write_whole(out / file, text)
+        _write(out / file, text)
     return tuple(out / file for file in texts)
 
 
@@ -63,18 +62,10 @@ def to_json(name: str, scale: Scale, summaries: Sequence[Summary]) -> str:
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, text)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInputError(f"cannot write {path}: {reason}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -1,0 +1,25 @@
+"""Text files that are there whole, or as they were before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and put it there when it is on the disk.
+
+    Raises:
+        OSError: If it cannot be written; the place is then as it was.
+    """
+    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
