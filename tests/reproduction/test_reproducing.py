@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="training needs the extra torch")
@@ -179,6 +180,16 @@ def test_wrong_arguments_get_one_line(
     error = run(*arguments, "--out", tmp_path, code=1).stderr
     assert reason in " ".join(error.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_was_freed_before_counts_when_it_is_filled_again() -> None:
+    blocks = [np.ones(20_000) for _ in range(300)]
+    del blocks
+    with watched() as peak:
+        blocks = [np.ones(20_000) for _ in range(300)]
+        time.sleep(0.1)
+    assert peak.num_bytes is None or peak.num_bytes > 40_000_000
+    assert len(blocks) == 300
 
 
 def test_memory_is_watched_while_something_runs() -> None:

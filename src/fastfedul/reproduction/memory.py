@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -23,9 +26,11 @@ class Peak:
 def watched() -> Iterator[Peak]:
     """Watch the memory of this process and its children for the time of a block.
 
-    It looks every few milliseconds, so a peak that is shorter may be missed.
+    It looks every few milliseconds, so a peak that is shorter may be missed. What this
+    process had freed is handed back first, else filling it again would not show.
     """
     peak = Peak()
+    _hand_back()
     before = resident()
     if before is None:
         yield peak
@@ -62,6 +67,13 @@ def resident() -> int | None:
             continue
         total += sum(_resident_of(int(child)) or 0 for child in children)
     return total
+
+
+def _hand_back() -> None:
+    """Let the C library give freed memory back to the system, where it can."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_of(pid: int) -> int | None:
