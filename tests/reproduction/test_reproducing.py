@@ -28,7 +28,7 @@ EVERYTHING = ["all", "--scale", "smoke", "--seeds", "1"]
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=290
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=550
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
