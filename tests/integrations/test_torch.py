@@ -185,11 +185,9 @@ def test_channels_are_rectified_and_averaged_over_the_image() -> None:
         "0": (3, 16),
         "2": (3, 32),
     }
-    weight = torch.from_numpy(model.params["0.weight"])
-    bias = torch.from_numpy(model.params["0.bias"])
-    output = torch.nn.functional.conv2d(
-        torch.from_numpy(inputs), weight, bias, padding=1
-    )
+    weight = torch.tensor(model.params["0.weight"])
+    bias = torch.tensor(model.params["0.bias"])
+    output = torch.nn.functional.conv2d(torch.tensor(inputs), weight, bias, padding=1)
     expected = output.relu().mean(dim=(2, 3)).numpy()
     np.testing.assert_allclose(found["0"], expected, rtol=1e-4, atol=1e-6)
 
