@@ -72,7 +72,7 @@ def lines_of(name: str, scale: Scale, num_seeds: int) -> list[Line]:
 def _main_table(attack: str) -> Callable[[Scale, int], list[Line]]:
     def lines(scale: Scale, num_seeds: int) -> list[Line]:
         return [
-            _line(scale, data, attack, method, num_seeds)
+            _line(scale, attack, method, num_seeds, data=data)
             for data in data_sets(scale)
             for method in MAIN
         ]
@@ -87,7 +87,6 @@ def _non_iid(scale: Scale, num_seeds: int) -> list[Line]:
     return [
         _line(
             scale,
-            data_sets(scale)[0],
             attack,
             method,
             num_seeds,
@@ -114,7 +113,6 @@ def _damping(scale: Scale, num_seeds: int) -> list[Line]:
             found.append(
                 _line(
                     scale,
-                    data_sets(scale)[0],
                     attack,
                     method,
                     num_seeds,
@@ -147,7 +145,6 @@ def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
             found.append(
                 _line(
                     scale,
-                    data_sets(scale)[0],
                     attack,
                     method,
                     num_seeds,
@@ -168,7 +165,6 @@ def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
                 found.append(
                     _line(
                         scale,
-                        data_sets(scale)[0],
                         attack,
                         method,
                         num_seeds,
@@ -194,7 +190,7 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
 
 def _on_first(scale: Scale, num_seeds: int, methods: Sequence[Method]) -> list[Line]:
     return [
-        _line(scale, data_sets(scale)[0], attack, method, num_seeds)
+        _line(scale, attack, method, num_seeds)
         for attack in ATTACKS
         for method in methods
     ]
@@ -202,16 +198,18 @@ def _on_first(scale: Scale, num_seeds: int, methods: Sequence[Method]) -> list[L
 
 def _line(
     scale: Scale,
-    data: str,
     attack: str,
     method: Method,
     num_seeds: int,
     *,
+    data: str | None = None,
     partition: str = "iid",
     parameter: float | None = None,
     kind: Kind = "model",
     half: bool = False,
 ) -> Line:
+    """Return a line; on the first data set of the scale if none is named."""
+    data = data or data_sets(scale)[0]
     setting: Setting = setting_of(scale, data)
     cells = tuple(
         Cell(
