@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,7 +148,6 @@ def retrain(
     prepared: Prepared,
     workers: Workers,
     without: Set[ClientId],
-    progress: Callable[[int], None] | None = None,
 ) -> Model:
     """Return the model of the same run with some clients' slots left empty.
 
@@ -158,14 +157,11 @@ def retrain(
         prepared: What the run works with.
         workers: Those of `start_workers`.
         without: Whom to leave out.
-        progress: Called with the number of each round that is done.
     """
     model = workers.initial(prepared.config.seed)
     last = prepared.config.rounds
     for round_ in rounds_of(prepared, workers, model, 0, last, without):
         model = advance(model, round_)
-        if progress is not None:
-            progress(round_.index)
     return model
 
 

@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.report.content import RoundPoint, SweepPoint
@@ -27,11 +27,9 @@ RIGHT, ATTACK = "right answers", "attack works"
 
 WIDTH = 340  # units of the picture; on a phone about one pixel each
 _POINTS_PER_INCH = 72
-_STYLE = {
+LOOK: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
-    "font.size": 11,
-    "axes.labelsize": 11,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
     "axes.linewidth": 0.8,
@@ -47,16 +45,23 @@ _STYLE = {
     "ytick.color": FAINT,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+"""What all our pictures have in common, as matplotlib's settings."""
+
+_STYLE: dict[str, Any] = {
+    **LOOK,
+    "font.size": 11,
+    "axes.labelsize": 11,
     "xtick.labelsize": 10.5,
     "ytick.labelsize": 10.5,
-    "legend.frameon": False,
     "legend.fontsize": 10.5,
     "lines.linewidth": 2,
     "lines.markersize": 5,
     "figure.constrained_layout.hspace": 0.08,
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
-    "svg.fonttype": "none",
     "svg.image_inline": True,
 }
 _SHEET = re.compile(r'<defs>\s*<style type="text/css">[^<]*</style>\s*</defs>')

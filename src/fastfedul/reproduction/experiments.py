@@ -139,19 +139,12 @@ def _cost(scale: Scale, num_seeds: int) -> list[Line]:
 
 def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
     methods = (*REFERENCES, *RIVALS, FAST_ALL, VARIANTS[1])
-    found = _on_first(scale, num_seeds, methods)
-    for attack in ATTACKS:
-        for method in methods:
-            found.append(
-                _line(
-                    scale,
-                    attack,
-                    method,
-                    num_seeds,
-                    half=True,
-                )
-            )
-    return found
+    half = [
+        _line(scale, attack, method, num_seeds, half=True)
+        for attack in ATTACKS
+        for method in methods
+    ]
+    return _on_first(scale, num_seeds, methods) + half
 
 
 def _sampling(scale: Scale, num_seeds: int) -> list[Line]:

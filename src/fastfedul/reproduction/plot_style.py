@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK, VERMILLION
+from fastfedul.report.drawing import BLUE, GREEN, LOOK, VERMILLION
 from fastfedul.reproduction.columns import cut
 from fastfedul.reproduction.summary import Summary
 
@@ -25,33 +25,15 @@ MAIN, BACKDOOR = "main accuracy", "backdoor accuracy"
 WIDTH = 7.6
 """Of every plot, in inches."""
 
-_STYLE = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
+_STYLE: dict[str, Any] = {
+    **LOOK,
     "font.size": 10,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": False,
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
-    "grid.color": "#e4e8ec",
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
-    "svg.fonttype": "none",
 }
 
 
