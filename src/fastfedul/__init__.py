@@ -19,8 +19,9 @@ from fastfedul.history.storage import DiskLedger
 from fastfedul.history.verification import verify
 from fastfedul.params import Params
 from fastfedul.records import ClientUpdate, Model, Round
-from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
+from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.removal import Removal
 
 __all__ = [
     "Aggregation",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.ledger import WritableLedger, require_known
 from fastfedul.params import norm
 from fastfedul.records import ClientId
-from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
+from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
+from fastfedul.unlearn.removal import Removal
 
 
 def forget(
@@ -59,7 +61,7 @@ def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     return {
         "software": version("fastfedul"),
         "method": "fast-fedul",
-        **settings_of(method),
+        **settings_of(method, result),
         "rounds": result.rounds,
         "coverage": result.coverage,
         "delta_norm": norm(result.delta.flat),
@@ -68,19 +70,27 @@ def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     }
 
 
-def settings_of(method: FastFedUL) -> dict[str, object]:
+def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
     """Return the settings that made a difference, as JSON values."""
-    if method.skew == "coordinate":
+    if result.skew == "coordinate":
         return {
-            "skew": method.skew,
-            "spread": method.spread,
+            "skew": result.skew,
+            "spread": result.spread,
             "persistence": method.persistence,
+            "recursion": method.recursion,
+            "choice": asdict(result.choice) if result.choice else None,
         }
-    if method.skew == "none":
-        return {"skew": method.skew, "damping": 0.0}
-    single = isinstance(method.damping, int | float)
-    damping = method.damping if single else list(method.damping)  # type: ignore[arg-type]
-    return {"skew": method.skew, "damping": damping, "damped": method.damped}
+    if result.skew == "none":
+        return {"skew": result.skew, "damping": 0.0}
+    values = set(result.damping)
+    per_round = isinstance(method.damping, Sequence)
+    damping = list(result.damping) if per_round else max(values)
+    return {
+        "skew": result.skew,
+        "damping": damping,
+        "damped": method.damped,
+        "choice": asdict(result.choice) if result.choice else None,
+    }
 
 
 def _checked(

@@ -99,13 +99,28 @@ def test_skew_can_be_taken_per_coordinate(ledger: Path) -> None:
         0.5,
         2,
     )
-    assert found["bound"] is None
+    assert found["bound"] > scalar["bound"]
+    assert found["choice"] is None
     assert 0 < found["delta_norm"] < scalar["delta_norm"]
     assert found["bytes_read"] > scalar["bytes_read"]
     with LedgerReader(ledger) as opened:
         assert opened.events()[-1].details["skew"] == "coordinate"
-    text = run("forget", ledger, "ann", "--skew", "coordinate", "--dry-run").stdout
-    assert "per coordinate, spread 0.3, persistence 1" in text
+
+
+def test_by_default_the_damping_chooses_itself_and_says_so(ledger: Path) -> None:
+    found = run_json("forget", ledger, "ann", "--dry-run")
+    assert found["skew"] == "coordinate"
+    choice = found["choice"]
+    assert (choice["setting"], choice["source"]) == ("spread", "history")
+    values = [value for value, _ in choice["curve"]]
+    assert values == sorted(values)
+    assert found["spread"] == choice["value"]
+    within = [value for value, moved in choice["curve"] if moved <= choice["limit"]]
+    assert choice["value"] == (within[0] if within else values[-1])
+    text = " ".join(run("forget", ledger, "ann", "--dry-run").stdout.split())
+    assert f"(chosen by history out of {len(values)}" in text
+    paper = run_json("forget", ledger, "ann", "--damping", 0.07, "--dry-run")
+    assert (paper["skew"], paper["damping"], paper["choice"]) == ("scalar", 0.07, None)
 
 
 def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
@@ -189,7 +204,16 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     )
     assert "nothing at" in one_line(run("forget", tmp_path / "none", "ann", code=1))
     assert "not a ledger" in one_line(run("forget", ledger / "arrays", "a", code=1))
-    run("forget", ledger, "ann", "--damping", "much", code=2)
+    much = run("forget", ledger, "ann", "--damping", "much", code=1)
+    assert "choose auto, or a number" in one_line(much)
+    both = ("--damping", 0.1, "--skew", "coordinate")
+    assert "spread and persistence" in one_line(
+        run("forget", ledger, "a", *both, code=1)
+    )
+    unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=1)
+    assert "needs --validation" in one_line(unmeasured)
+    images = ("--validation", tmp_path / "none.npz")
+    assert "--model" in one_line(run("forget", ledger, "ann", *images, code=1))
     run("forget", ledger, code=2)
     np.testing.assert_array_equal(model_of(ledger), before)
     listed = run_json("ledger", "clients", ledger)["clients"]
@@ -220,7 +244,10 @@ def test_verify_names_the_place_and_exits_with_1(ledger: Path) -> None:
     assert "round 2, client 'bob'" in found["problems"][0]
     assert "round 2, client 'bob'" in run("ledger", "verify", ledger, code=1).stderr
     assert "round 2, client 'bob'" in one_line(run("forget", ledger, "bob", code=1))
-    assert run_json("forget", ledger, "ann", "--dry-run")["coverage"] == 1
+    # What bob did is part of what the others are compared with, but not in the paper.
+    assert "round 2, client 'bob'" in one_line(run("forget", ledger, "ann", code=1))
+    paper = ("--damping", 0.07, "--dry-run")
+    assert run_json("forget", ledger, "ann", *paper)["coverage"] == 1
 
 
 def test_strange_client_names_are_printed_harmlessly(tmp_path: Path) -> None:

@@ -204,13 +204,12 @@ def test_where_nothing_differs_nothing_is_removed_and_nothing_divided_by_zero() 
 
 def test_a_sweep_gives_what_single_calls_give() -> None:
     request = UnlearnRequest(memory(rounds_of(9)), frozenset({"a"}))
-    pairs = [(0.1, 1.0), (0.5, 0.0), (0.3, 3.0)]
-    for result, (c, k) in zip(
-        FastFedUL().sweep_coordinates(request, pairs), pairs, strict=True
-    ):
-        single = FastFedUL(skew="coordinate", spread=c, persistence=k)(request)
+    spreads = [0.1, None, 0.5]
+    swept = FastFedUL(persistence=3).sweep_spreads(request, spreads)
+    for result, spread in zip(swept, spreads, strict=True):
+        single = FastFedUL(spread=spread, persistence=3)(request)
         assert np.array_equal(result.delta.flat, single.delta.flat)
-        assert result.bound.value is None
+        assert (result.choice is None) == (spread is not None)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -28,8 +28,11 @@ from fastfedul.history.reading import LedgerReader
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
-from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
+from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
+from fastfedul.unlearn.removal import Removal
+
+AUTO = "auto"
 
 NOT_A_SAMPLE = (
     "single samples cannot be forgotten: the server only ever saw a client's update as "
@@ -47,30 +50,74 @@ def forget_clients(
         list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
     ],
     damping: Annotated[
-        float,
-        typer.Option(
-            help="How much of the clients' influence a round of the others' training "
-            "is taken to undo by itself, 0 to 1. More keeps accuracy, less removes "
-            "more. It is minus the paper's alpha."
-        ),
-    ] = 0.07,
-    skew: Annotated[
         str,
+        typer.Option(
+            help="auto: each value of the model is damped by what the history says "
+            "about it, as strongly as it takes. A number from 0 to 1, as in the paper "
+            "(there minus alpha): how much of the clients' influence a round of the "
+            "others' training is taken to undo by itself; more keeps accuracy, less "
+            "removes more.",
+            metavar="auto|NUMBER",
+        ),
+    ] = AUTO,
+    skew: Annotated[
+        str | None,
         typer.Option(
             help="How the others' training is thought to have reacted. scalar: by the "
             "damping in every round, as in the paper. coordinate: each value of the "
-            "model by what the history says about it. none: not at all.",
+            "model by what the history says about it. none: not at all. By default "
+            "coordinate, and scalar with a number for the damping.",
             metavar="scalar|coordinate|none",
+            show_default=False,
         ),
-    ] = "scalar",
+    ] = None,
     spread: Annotated[
-        float,
-        typer.Option(help="With coordinate: damp values on which clients differ."),
-    ] = 0.3,
+        float | None,
+        typer.Option(
+            help="With coordinate: how strongly to damp values on which clients "
+            "differ. Chosen from the history if not given.",
+            show_default=False,
+        ),
+    ] = None,
     persistence: Annotated[
         float,
         typer.Option(help="With coordinate: damp values that any client moves."),
     ] = 1.0,
+    recursion: Annotated[
+        bool,
+        typer.Option(
+            "--recursion",
+            help="With coordinate and a spread: damp a little in every round.",
+        ),
+    ] = False,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="Clean images of your own, an .npz file with images and, if known, "
+            "labels: choose the least damping that keeps their accuracy. Never use "
+            "the leaver's images, nor those you score the result on.",
+            metavar="FILE.npz",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="With --validation: share of the images that may be lost."),
+    ] = 0.01,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="With --validation: write nothing if more than this share is lost.",
+            show_default=False,
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="With --validation and a ledger that is in no run: its network, "
+            "package.module:function.",
+        ),
+    ] = None,
     alternate: Annotated[
         bool, typer.Option(help="Damp every other round only (Fast-FedUL-3).")
     ] = False,
@@ -115,11 +162,14 @@ def forget_clients(
     if sample:
         raise InvalidInputError(NOT_A_SAMPLE)
     names = tuple(sorted(set(clients)))
+    if max_drop is not None and validation is None:
+        raise InvalidInputError("--max-drop needs --validation FILE.npz to measure it")
     method = FastFedUL(
-        damping=damping,
+        damping=_number(damping),
         skew=cast(Any, skew),
         spread=spread,
         persistence=persistence,
+        recursion=recursion,
         damped="alternate" if alternate else "all",
         minimum_coverage=minimum_coverage,
     )
@@ -141,7 +191,14 @@ def forget_clients(
         if late:
             facts = _erase_only(ledger, names, dry_run=dry_run)
         else:
-            facts = _forget(ledger, names, method, erase_history, out_file)
+            compute: Callable[[UnlearnRequest], Removal] = method
+            if validation is not None:
+                # Needs the extra `torch`, which forgetting otherwise does not.
+                from fastfedul.validating import ByValidation, open_validation
+
+                images = open_validation(validation, ledger, path, network)
+                compute = ByValidation(method, images, tolerance, max_drop)
+            facts = _forget(ledger, names, method, compute, erase_history, out_file)
         inside = None if dry_run else str(ledger.model_path)
         facts["model"] = str(out_file) if out_file else inside
     facts |= {"erased": erase_history and not dry_run, "dry_run": dry_run}
@@ -155,11 +212,12 @@ def _forget(
     ledger: LedgerReader,
     names: Sequence[ClientId],
     method: FastFedUL,
+    compute: Callable[[UnlearnRequest], Removal],
     erase_history: bool,
     out_file: Path | None,
 ) -> dict[str, Any]:
     with err().status("reading the history"):
-        result = method(UnlearnRequest(ledger, frozenset(names)))
+        result = compute(UnlearnRequest(ledger, frozenset(names)))
     cleaned = Model(result.params, ledger.final.buffers)
     writing = model_written(out_file, cleaned) if out_file else nullcontext()
     with writing:
@@ -167,6 +225,17 @@ def _forget(
             with err().status("writing the ledger"):
                 commit(ledger, method, result, erase=erase_history)
     return _facts(result, method)
+
+
+def _number(damping: str) -> float | None:
+    if damping == AUTO:
+        return None
+    try:
+        return float(damping)
+    except ValueError:
+        raise InvalidInputError(
+            f"--damping is {damping!r:.40}; choose auto, or a number from 0 to 1"
+        ) from None
 
 
 def _erase_only(
@@ -200,7 +269,7 @@ def _facts(result: Removal, method: FastFedUL) -> dict[str, Any]:
         "rounds": result.rounds,
         "coverage": result.coverage,
         "coverage_by_client": dict(result.coverage_by_client),
-        **settings_of(method),
+        **settings_of(method, result),
         "delta_norm": norm(result.delta.flat),
         "standard_error": result.standard_error,
         "bound": result.bound.value,
@@ -243,12 +312,23 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _skew(facts: dict[str, Any]) -> str:
-    if facts["skew"] == "coordinate":
-        return (
-            f"per coordinate, spread {facts['spread']:g}, persistence "
-            f"{facts['persistence']:g}"
-        )
-    return f"damping {facts['damping']:g}"
+    if facts["skew"] == "none":
+        return "not taken into account"
+    if facts["skew"] == "scalar":
+        return f"damping {facts['damping']:g}{_chosen(facts)}"
+    return (
+        f"per coordinate, spread {facts['spread']:g}{_chosen(facts)}, persistence "
+        f"{facts['persistence']:g}"
+    )
+
+
+def _chosen(facts: dict[str, Any]) -> str:
+    choice = facts["choice"]
+    if choice is None:
+        return ""
+    tried = len(choice["curve"])
+    kept = "" if choice["kept"] else "; none kept to its limit"
+    return f" (chosen by {choice['source']} out of {tried}{kept})"
 
 
 def _or_none(value: float | None) -> str:

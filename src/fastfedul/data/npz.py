@@ -24,6 +24,8 @@ LAYOUTS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
 PICTURES = ("x_train", "x_test")
+# Images and labels of a part that is for choosing; MedMNIST's among them.
+VALIDATION = (("images", "labels"), ("val_images", "val_labels"), ("x_val", "y_val"))
 _MOST_CLASSES = 10_000
 
 
@@ -65,6 +67,18 @@ def read_pictures(path: Path) -> tuple[Images, Images]:
     arrays = read_arrays(path, (PICTURES,))
     train, test = (arrays[key] for key in PICTURES)
     return _to_images(path, PICTURES, (train, test))
+
+
+def read_validation_images(path: Path) -> tuple[Images, Labels | None]:
+    """Return the images of a validation file, with their labels if it has them."""
+    pictures = tuple((images,) for images, _ in VALIDATION)
+    arrays = read_arrays(path, (*VALIDATION, *pictures))
+    key, *labelled = arrays
+    images, _ = _to_images(path, (key, key), (arrays[key], arrays[key]))
+    if not labelled:
+        return images, None
+    _check_lengths(path, (key, labelled[0]), [arrays[key], arrays[labelled[0]]])
+    return images, _to_labels(path, labelled[0], arrays[labelled[0]])
 
 
 def read_arrays(path: Path, layouts: tuple[tuple[str, ...], ...]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
 """Raised when a change makes results that were kept wrong."""
 
-Kind = Literal["model", "iterations"]
+Kind = Literal["model", "iterations", "curve", "validated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,16 @@ class Cell:
         method: `before`, `retrained`, or the name of a method.
         settings: Its settings where they are not the usual ones.
         kind: `model` measures the cleaned model; `iterations` the model after each
-            round of Fast-FedUL's trace.
+            round of Fast-FedUL's trace; `curve` the models of several values of a
+            setting; `validated` the model that the server's own images choose.
+        leavers: How many leave where nobody attacks.
     """
 
     run: RunConfig
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     kind: Kind = "model"
+    leavers: int = 1
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -46,6 +49,7 @@ class Cell:
             "method": self.method,
             "settings": dict(sorted(self.settings.items())),
             "kind": self.kind,
+            **({"leavers": self.leavers} if self.leavers > 1 else {}),
         }
 
     @property

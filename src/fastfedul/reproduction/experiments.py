@@ -1,4 +1,4 @@
-"""The paper's tables and figures as lists of cells."""
+"""The paper's tables and figures, and what goes beyond them, as lists of cells."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from fastfedul.errors import InvalidInputError
 from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
 from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
+from fastfedul.reproduction.skew_cells import cells_of, combinations
 
 ATTACKS = ("edge-case", "pixel")
 HALF = "half of the clients a round"
@@ -167,6 +168,14 @@ def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     return found
 
 
+def _skew(scale: Scale, num_seeds: int) -> list[Line]:
+    return [
+        Line(combination.data, combination.attack, label, cells, combination.name)
+        for combination in combinations(scale)
+        for label, cells in cells_of(scale, combination, num_seeds)
+    ]
+
+
 EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "edge-case": _main_table("edge-case"),
     "pixel": _main_table("pixel"),
@@ -177,6 +186,7 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "cost": _cost,
     "sampling": _sampling,
     "criteria": _criteria,
+    "skew": _skew,
 }
 """Name to a function of scale and number of seeds."""
 

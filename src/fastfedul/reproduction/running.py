@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from fastfedul.comparing import (
     questions_of,
     retrained_model,
 )
-from fastfedul.errors import UnlearnRefusedError
+from fastfedul.data.dataset import to_model_input
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.experiment import CONFIG, load_config, resume, train
@@ -33,7 +35,14 @@ from fastfedul.reproduction.memory import watched
 from fastfedul.reproduction.storing import stored_bytes
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult, measured
+from fastfedul.unlearn.protocol import (
+    Unlearner,
+    UnlearnRequest,
+    UnlearnResult,
+    measured,
+)
+from fastfedul.unlearn.removal import Removal
+from fastfedul.validating import ByValidation, Validation
 
 Say = Callable[[str, int], None]
 """Told what is being done, and how many cells were finished by it."""
@@ -52,8 +61,15 @@ def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> No
             by_run.setdefault(run_key(cell.run), []).append(cell)
     for key, missing in by_run.items():
         folder = runs / key
-        _trained(folder, missing[0].run, say)
-        with _Bench(folder, say) as bench:
+        try:
+            _trained(folder, missing[0].run, say)
+        except InvalidInputError as error:
+            # Such as a split that leaves an attacker nothing to poison.
+            for cell in missing:
+                store.write(cell, {"refused": str(error), "software": _SOFTWARE})
+                say(f"{_name(cell.run)}: cannot be run", 1)
+            continue
+        with _Bench(folder, missing[0].leavers, say) as bench:
             for cell in missing:
                 say(f"{_name(cell.run)}: {cell.method}", 0)
                 store.write(cell, {**bench.result(cell), "software": _SOFTWARE})
@@ -64,15 +80,16 @@ def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> No
 class _Bench:
     """A trained run with everything that its cells need, opened once."""
 
-    def __init__(self, folder: Path, say: Say) -> None:
+    def __init__(self, folder: Path, leavers: int, say: Say) -> None:
         self._folder = folder
+        self._leavers = leavers
         self._say = say
 
     def __enter__(self) -> _Bench:
         self._prepared = prepare(load_config(self._folder))
         self._forget = tuple(sorted(self._prepared.attack.attackers))
         if not self._forget:
-            self._forget = (self._prepared.config.names[0],)
+            self._forget = self._prepared.config.names[: self._leavers]
         self._questions = questions_of(self._prepared, self._forget)
         self._workers: Workers = start_workers(self._prepared)
         self._ledger = LedgerReader(self._folder)
@@ -88,6 +105,8 @@ class _Bench:
         try:
             if cell.kind == "iterations":
                 return self._iterations(cell)
+            if cell.kind == "curve":
+                return self._curve(cell)
             return self._model(cell)
         except UnlearnRefusedError as error:
             return {"refused": str(error)}
@@ -117,7 +136,7 @@ class _Bench:
             "stored_bytes": stored_bytes(cell.method, cell.settings, self._ledger),
             "peak_bytes": peak.num_bytes,
             "warnings": list(done.warnings),
-            **_coverage(done),
+            **_found(done),
         }
 
     def _iterations(self, cell: Cell) -> dict[str, Any]:
@@ -130,11 +149,42 @@ class _Bench:
             points.append(score(self._prepared, self._workers, model))
         return {"main": [m for m, _ in points], "backdoor": [b for _, b in points]}
 
+    def _curve(self, cell: Cell) -> dict[str, Any]:
+        """Return the scores for each value of a setting, from one reading each."""
+        settings = dict(cell.settings)
+        values = settings.pop("values")
+        final, request = self._ledger.final, self._request()
+        if settings["skew"] == "scalar":
+            found: Iterable[Removal] = FastFedUL().sweep(request, values)
+        else:
+            # The recursion wants a spread of its own, which the sweep replaces.
+            usual: dict[str, Any] = {"spread": 0.0} if settings.get("recursion") else {}
+            found = FastFedUL(**settings, **usual).sweep_spreads(request, values)
+        points = [
+            score(self._prepared, self._workers, done.model(final)) for done in found
+        ]
+        return {
+            "values": values,
+            "main": [main for main, _ in points],
+            "backdoor": [backdoor for _, backdoor in points],
+        }
+
     def _method(self, cell: Cell) -> Any:
+        if cell.kind == "validated":
+            return self._validated(cell.settings["tolerance"])
         found = find_methods(
             [cell.method], self._prepared, 0.07, {cell.method: cell.settings}
         )
         return found[cell.method]
+
+    def _validated(self, tolerance: float) -> Unlearner:
+        server = self._prepared.server
+        images = Validation(
+            to_model_input(server.images),
+            server.labels,
+            self._prepared.trainer.predict,
+        )
+        return ByValidation(FastFedUL(), images, tolerance)
 
     def _request(self) -> UnlearnRequest:
         federation = federation_for(self._prepared, self._workers)
@@ -228,6 +278,8 @@ def _counts(name: str, found: Proportion | None) -> dict[str, Any]:
     }
 
 
-def _coverage(done: UnlearnResult) -> Mapping[str, Any]:
-    coverage = getattr(done, "coverage", None)
-    return {} if coverage is None else {"coverage": coverage}
+def _found(done: UnlearnResult) -> Mapping[str, Any]:
+    if not isinstance(done, Removal):
+        return {}
+    chosen = {} if done.choice is None else {"choice": asdict(done.choice)}
+    return {"coverage": done.coverage, **chosen}

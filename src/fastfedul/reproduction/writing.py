@@ -14,10 +14,14 @@ from fastfedul.reproduction.experiments import Line
 from fastfedul.reproduction.plot_style import can_plot
 from fastfedul.reproduction.plots import plots_of
 from fastfedul.reproduction.settings import Scale
+from fastfedul.reproduction.skew_page import skew_csv, skew_json, skew_markdown
+from fastfedul.reproduction.skew_plots import skew_plots
+from fastfedul.reproduction.skew_summary import impossible, judge
 from fastfedul.reproduction.summary import Summary, summarize
 from fastfedul.reproduction.tables import to_csv, to_markdown
 from fastfedul.whole_files import write_whole
 
+SKEW = "skew"
 _NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
 
 
@@ -35,19 +39,42 @@ def write(
     Raises:
         InvalidInputError: If a file cannot be written.
     """
-    summaries = summarize(lines, store)
+    if name == SKEW:
+        texts = _skew_files(scale, lines, store)
+    else:
+        texts = _files(name, scale, summarize(lines, store))
+    for file, text in texts.items():
+        _write(out / file, text)
+    return tuple(out / file for file in texts)
+
+
+def _files(name: str, scale: Scale, summaries: Sequence[Summary]) -> dict[str, str]:
     plots = plots_of(name, summaries) if can_plot() else {}
     pictures = {f"{stem}.svg": text for stem, text in plots.items()}
     page = to_markdown(name, scale, summaries, tuple(pictures))
-    texts = {
+    return {
         f"{name}.md": page if can_plot() else page + _NO_PLOTS,
         f"{name}.csv": to_csv(summaries),
         f"{name}.json": to_json(name, scale, summaries),
         **pictures,
     }
-    for file, text in texts.items():
-        _write(out / file, text)
-    return tuple(out / file for file in texts)
+
+
+def _skew_files(
+    scale: Scale, lines: Sequence[Line], store: CellStore
+) -> dict[str, str]:
+    runs = judge(lines, store)
+    num_seeds = max(len(line.cells) for line in lines)
+    plots = skew_plots(runs) if can_plot() else {}
+    pictures = {f"{stem}.svg": text for stem, text in plots.items()}
+    left_out = impossible(lines, store)
+    page = skew_markdown(scale, num_seeds, runs, left_out, tuple(pictures))
+    return {
+        f"{SKEW}.md": page if can_plot() else page + _NO_PLOTS,
+        f"{SKEW}.csv": skew_csv(runs),
+        f"{SKEW}.json": skew_json(scale, num_seeds, runs),
+        **pictures,
+    }
 
 
 def to_json(name: str, scale: Scale, summaries: Sequence[Summary]) -> str:

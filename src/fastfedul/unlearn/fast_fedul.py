@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,95 +23,90 @@ import numpy.typing as npt
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.history.views import CountedLedger
-from fastfedul.params import Array, Params
-from fastfedul.records import ClientId, UpdateEntry
+from fastfedul.params import Params, norm
 from fastfedul.unlearn.bound import (
     LIPSCHITZ_SOURCE,
     Bound,
     distance_bound,
     estimate_lipschitz,
 )
-from fastfedul.unlearn.protocol import Needs, UnlearnRequest, UnlearnResult
+from fastfedul.unlearn.choosing import choose_spread
+from fastfedul.unlearn.protocol import Needs, UnlearnRequest
+from fastfedul.unlearn.recursion import recursive_difference
+from fastfedul.unlearn.removal import (
+    Removal,
+    coverage_of,
+    coverages,
+    judge,
+    standard_error,
+)
 from fastfedul.unlearn.skew import coordinate_terms
-from fastfedul.unlearn.tracing import Leaving, leaving, trace
+from fastfedul.unlearn.tracing import leaving, trace
 
-WARN_BELOW_COVERAGE = 0.8
-_NO_BOUND = "no bound: Theorem 1 is about one damping for all coordinates"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal(UnlearnResult):
-    """The model that Fast-FedUL gives, and how sure it is.
-
-    Attributes:
-        delta: Cleaned minus current model.
-        rounds: Rounds in which any of the clients took part.
-        coverage: Part of their share in the model whose updates were kept, 0 to 1.
-        coverage_by_client: The same for each client.
-        damping: The damping of each round; empty where it is one per coordinate.
-        gamma_norms: How far each round would have gone elsewhere without them.
-        standard_error: Of delta, from keeping only a sample of the updates; None if
-            what is missing was not left out at random.
-        bound: Distance to a retrained model under the assumptions of Theorem 1.
-    """
-
-    delta: Params
-    rounds: int
-    coverage: float
-    coverage_by_client: Mapping[ClientId, float]
-    damping: tuple[float, ...]
-    gamma_norms: tuple[float, ...]
-    standard_error: float | None
-    bound: Bound
+PAPERS_DAMPING = 0.07
+Skew = Literal["scalar", "coordinate", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastFedUL:
     """Hyperparameters of the method; a call does the work and keeps no state.
 
-    The paper's variants are settings: Fast-FedUL-1 is a ledger kept with the `uniform`
-    policy, Fast-FedUL-2 is damping 0, Fast-FedUL-3 is `damped="alternate"`.
+    With nothing set, the damping is one for each coordinate and chooses itself from
+    the history. `FastFedUL(damping=0.07)` is the paper's method. Its variants are
+    settings: Fast-FedUL-1 is a ledger kept with the `uniform` policy, Fast-FedUL-2 is
+    damping 0, Fast-FedUL-3 is `damped="alternate"`.
 
     Attributes:
-        damping: How much of the difference the other clients' training is taken to
-            pull back in a round, 0 to 1; one number, or one per round. It is minus the
-            paper's alpha.
+        damping: `scalar`: how much of the difference the other clients' training is
+            taken to pull back in a round, 0 to 1; one number, or one per round. It is
+            minus the paper's alpha. None for 0.07.
         skew: How the others' training is thought to pull the difference back.
             `scalar`: by `damping` in every round, as in the paper. `coordinate`: each
-            coordinate by what the history says about it (see `skew.py`), with no
-            recursion. `none`: not at all, as damping 0.
+            coordinate by what the history says about it (see `skew.py`). `none`: not
+            at all, as damping 0. None for `scalar` if there is a damping or the
+            aggregation is no weighted mean, and else `coordinate`.
         spread: `coordinate`: how strongly a coordinate is damped on which clients
-            differ, c in the formula.
+            differ, c in the formula. None to choose it from the history.
         persistence: `coordinate`: how strongly a coordinate is damped in which every
             client leaves a mark, k in the formula.
+        recursion: `coordinate`: damp by spread round by round, a tenth of it in each,
+            instead of once at the end.
         damped: `all` rounds, or `alternate` ones: the first, the third and so on.
         minimum_coverage: Below this part of a client's share kept, refuse.
     """
 
-    damping: float | Sequence[float] = 0.07
-    skew: Literal["scalar", "coordinate", "none"] = "scalar"
-    spread: float = 0.3
+    damping: float | Sequence[float] | None = None
+    skew: Skew | None = None
+    spread: float | None = None
     persistence: float = 1.0
+    recursion: bool = False
     damped: Literal["all", "alternate"] = "all"
     minimum_coverage: float = 0.2
 
     def __post_init__(self) -> None:
-        values = np.atleast_1d(np.asarray(self.damping, np.float64))
+        values = np.atleast_1d(np.asarray(self._scalar, np.float64))
         if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
             raise InvalidInputError(
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
                 "-0.07 is damping 0.07"
             )
-        if self.skew not in ("scalar", "coordinate", "none"):
+        if self.skew not in ("scalar", "coordinate", "none", None):
             raise InvalidInputError(
                 f"skew is scalar, coordinate or none, not {self.skew!r:.40}"
             )
+        if self.skew == "coordinate" and self.damping is not None:
+            raise InvalidInputError(
+                "damping is one number for all coordinates; with skew coordinate give "
+                "spread and persistence, or none of them"
+            )
         for name, value in (
-            ("spread", self.spread),
+            ("spread", self.spread or 0.0),
             ("persistence", self.persistence),
         ):
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidInputError(f"{name} is 0 or more, not {value}")
+        if self.recursion and self.spread is None:
+            raise InvalidInputError("a recursion needs a spread; 0.5 is a good start")
         if self.damped not in ("all", "alternate"):
             raise InvalidInputError(f"damped is all or alternate, not {self.damped!r}")
         if not 0 <= self.minimum_coverage <= 1:
@@ -124,20 +119,36 @@ class FastFedUL:
         """Nothing but the history."""
         return Needs(history=True)
 
+    @property
+    def _scalar(self) -> float | Sequence[float]:
+        return PAPERS_DAMPING if self.damping is None else self.damping
+
+    def skew_on(self, aggregation: str) -> Skew:
+        """Return which kind of skew is meant on a ledger of such an aggregation."""
+        if self.skew is not None:
+            return self.skew
+        one_for_all = self.damping is not None or aggregation != MEAN
+        return "scalar" if one_for_all else "coordinate"
+
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
-        if self.skew == "coordinate":
-            return self.sweep_coordinates(request, [(self.spread, self.persistence)])[0]
-        return self.sweep(request, [0.0 if self.skew == "none" else self.damping])[0]
+        skew = self.skew_on(request.ledger.settings.aggregation)
+        if skew == "coordinate":
+            return next(self.sweep_spreads(request, [self.spread]))
+        return self.sweep(request, [0.0 if skew == "none" else self._scalar])[0]
 
-    def sweep_coordinates(
-        self, request: UnlearnRequest, settings: Sequence[tuple[float, float]]
-    ) -> tuple[Removal, ...]:
-        """Return a result for each pair of spread and persistence, from one reading.
+    def sweep_spreads(
+        self, request: UnlearnRequest, spreads: Sequence[float | None]
+    ) -> Iterator[Removal]:
+        """Return a result for each spread, from one reading of the history.
+
+        Args:
+            request: Whom to forget.
+            spreads: Each a number, or None to choose one from the history.
 
         Raises:
-            UnlearnRefusedError: If the aggregation is no weighted mean, or the server
-                never saw some of the updates.
+            UnlearnRefusedError: If the aggregation is no weighted mean, or too little
+                was kept.
         """
         started = time.perf_counter()
         ledger = CountedLedger(request.ledger)
@@ -149,45 +160,51 @@ class FastFedUL:
         with ledger.snapshot():
             rounds = ledger.rounds()
             removal = leaving(ledger, request.forget, rounds)
-            coverage = _coverages(request.forget, removal)
-            warnings = _judge(coverage, self.minimum_coverage)
+            coverage = coverages(request.forget, removal)
+            warnings = judge(coverage, self.minimum_coverage)
             terms = coordinate_terms(ledger, removal, rounds)
             final = ledger.final
-        if terms.num_unseen:
-            warnings = (
-                *warnings,
-                f"{terms.num_unseen} updates of clients that stay were never seen, so "
-                "the spread is an estimate",
-            )
-        if terms.clipped > 0.01:
-            warnings = (
-                *warnings,
-                f"the spread of {terms.clipped:.0%} of the coordinates came out "
-                "negative and was taken as 0",
-            )
-        results = []
-        for spread, persistence in settings:
-            difference = terms.difference(spread, persistence)
-            results.append(
-                Removal(
-                    params=Params(final.params.layout, final.params.flat + difference),
-                    delta=Params(final.params.layout, difference),
-                    clients=tuple(sorted(request.forget)),
-                    rounds=len({update.round for update in removal.asked}),
-                    coverage=_coverage(removal.asked),
-                    coverage_by_client=coverage,
-                    damping=(),
-                    gamma_norms=terms.gamma_norms,
-                    standard_error=None,
-                    bound=Bound(
-                        None, None, "no bound: the paper has none per coordinate"
-                    ),
-                    seconds=time.perf_counter() - started,
-                    bytes_read=ledger.bytes_read + final.params.flat.nbytes,
-                    warnings=warnings,
+        everything = coverage_of(removal.asked)
+        undamped = _bound(
+            everything,
+            terms.gamma_norms,
+            [0.0] * len(rounds),
+            estimate_lipschitz(rounds),
+        )
+
+        def result(spread: float | None) -> Removal:
+            choice = None
+            if spread is None:
+                choice = choose_spread(terms, self.persistence)
+                spread = choice.value
+            if self.recursion:
+                difference = recursive_difference(
+                    ledger, removal, len(rounds), terms, spread, self.persistence
                 )
+            else:
+                difference = terms.difference(spread, self.persistence)
+            left_in = norm(terms.removed - difference)
+            return Removal(
+                params=Params(final.params.layout, final.params.flat + difference),
+                delta=Params(final.params.layout, difference),
+                clients=tuple(sorted(request.forget)),
+                rounds=len({update.round for update in removal.asked}),
+                coverage=everything,
+                coverage_by_client=coverage,
+                damping=(),
+                gamma_norms=terms.gamma_norms,
+                # Damping shrinks it, so this is its most.
+                standard_error=standard_error(removal, np.ones(len(rounds))),
+                bound=_with(undamped, left_in),
+                skew="coordinate",
+                spread=spread,
+                choice=choice,
+                seconds=time.perf_counter() - started,
+                bytes_read=ledger.bytes_read + final.params.flat.nbytes,
+                warnings=(*warnings, *terms.notes),
             )
-        return tuple(results)
+
+        return (result(spread) for spread in spreads)
 
     def sweep(
         self, request: UnlearnRequest, dampings: Sequence[float | Sequence[float]]
@@ -198,14 +215,14 @@ class FastFedUL:
         with ledger.snapshot():
             rounds = ledger.rounds()
             removal = leaving(ledger, request.forget, rounds)
-            coverage = _coverages(request.forget, removal)
-            warnings = _judge(coverage, self.minimum_coverage)
+            coverage = coverages(request.forget, removal)
+            warnings = judge(coverage, self.minimum_coverage)
             per_round = [self._per_round(d, len(rounds)) for d in dampings]
             decays = np.array([_decay(damping) for damping in per_round])
             traced = trace(ledger, removal, decays)
             final = ledger.final
         lipschitz = estimate_lipschitz(rounds)
-        everything = _coverage(removal.asked)
+        everything = coverage_of(removal.asked)
         results = []
         for damping, decay, difference in zip(
             per_round, decays, traced.sums, strict=True
@@ -220,10 +237,11 @@ class FastFedUL:
                     coverage_by_client=coverage,
                     damping=damping,
                     gamma_norms=traced.gamma_norms,
-                    standard_error=_standard_error(removal, decay),
+                    standard_error=standard_error(removal, decay),
                     bound=_bound(everything, traced.gamma_norms, damping, lipschitz),
                     seconds=time.perf_counter() - started,
                     bytes_read=traced.bytes_read + final.params.flat.nbytes,
+                    skew="scalar" if any(damping) else "none",
                     warnings=warnings,
                 )
             )
@@ -237,7 +255,7 @@ class FastFedUL:
         ledger = request.ledger
         with ledger.snapshot():
             rounds = ledger.rounds()
-            damping = self._per_round(self.damping, len(rounds))
+            damping = self._per_round(self._scalar, len(rounds))
             decays = np.zeros((len(rounds), len(rounds)))
             for last in range(len(rounds)):
                 decays[last, : last + 1] = _decay(damping[: last + 1])
@@ -267,58 +285,6 @@ def _decay(damping: Sequence[float]) -> npt.NDArray[np.float64]:
     return after
 
 
-def _coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
-    return {
-        client: _coverage([u for u in removal.asked if u.client == client])
-        for client in sorted(forget)
-    }
-
-
-def _coverage(updates: Sequence[UpdateEntry]) -> float:
-    """Return the part of the share that went into the model whose update was kept."""
-    entered = math.fsum(u.share for u in updates if u.entered)
-    kept = math.fsum(u.share for u in updates if u.entered and u.kept)
-    return kept / entered if entered else 1.0
-
-
-def _judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]:
-    warnings = []
-    for client, part in coverage.items():
-        if part < minimum:
-            raise UnlearnRefusedError(
-                f"only {part:.0%} of what client {client!r:.80} put into the model was "
-                f"kept, less than the {minimum:.0%} required; retrain without it, or "
-                "lower the minimum coverage if an incomplete removal will do"
-            )
-        if part < WARN_BELOW_COVERAGE:
-            warnings.append(
-                f"only {part:.0%} of what client {client!r:.80} put into the model was "
-                "kept; the rest is estimated from that or stays in"
-            )
-    return tuple(warnings)
-
-
-def _standard_error(removal: Leaving, decay: Array) -> float | None:
-    """Return the standard deviation of delta over the draws of what was kept."""
-    asked = removal.by_round()
-    variance = 0.0
-    for round_ in removal.rounds:
-        if round_.use == "aggregate":
-            continue  # What was not kept is not in the model either.
-        updates = asked[round_.index]
-        gone = (*updates, *removal.earlier.get(round_.index, ()))
-        left = 1 - round_.removed_share - sum(update.share for update in gone)
-        for update in updates:
-            probability = update.keep_probability
-            if not update.kept and probability in (0.0, 1.0):
-                return None
-            if probability < 1 and left > 0 and len(gone) < round_.num_updates:
-                spread = (1 - probability) / probability
-                size = update.share * update.norm / left
-                variance += spread * (decay[round_.index] * size) ** 2
-    return math.sqrt(variance)
-
-
 def _bound(
     coverage: float,
     gamma_norms: Sequence[float],
@@ -333,3 +299,13 @@ def _bound(
         return Bound(None, None, "no bound: the history gives no Lipschitz constant")
     value = distance_bound(gamma_norms, damping, lipschitz)
     return Bound(value, lipschitz, LIPSCHITZ_SOURCE)
+
+
+def _with(undamped: Bound, left_in: float) -> Bound:
+    """Return the bound of the undamped difference, plus what damping left of it.
+
+    By the triangle inequality it holds for any damping, also one per coordinate.
+    """
+    if undamped.value is None:
+        return undamped
+    return Bound(undamped.value + left_in, undamped.lipschitz, undamped.source)

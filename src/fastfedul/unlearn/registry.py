@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.unlearn.cdp import CDP
-from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.fast_fedul import PAPERS_DAMPING, FastFedUL, Skew
 from fastfedul.unlearn.federaser import FedAccum, FedEraser
 from fastfedul.unlearn.fedrecover import FedRecover
 from fastfedul.unlearn.kd import KD
@@ -49,23 +49,25 @@ class OnSample:
 
 
 def _fast_fedul(
-    damping: float = 0.07,
-    skew: Literal["scalar", "coordinate", "none"] = "scalar",
-    spread: float = 0.3,
+    damping: float = PAPERS_DAMPING,
+    skew: Skew = "scalar",
+    spread: float | None = None,
     persistence: float = 1.0,
+    recursion: bool = False,
     keep: str = "all",
     keep_seed: int = 0,
 ) -> Unlearner:
-    """Return Fast-FedUL on what a policy keeps.
+    """Return Fast-FedUL as in the paper, or with another skew.
 
     Whoever compares wants to see also what a badly covered client comes to, so a
     sample is never refused.
     """
     method = FastFedUL(
-        damping=damping,
+        damping=None if skew == "coordinate" else damping,
         skew=skew,
         spread=spread,
         persistence=persistence,
+        recursion=recursion,
         minimum_coverage=0.2 if keep == "all" else 0,
     )
     if keep == "all":
@@ -74,7 +76,25 @@ def _fast_fedul(
     return OnSample(method=method, keep=policy)
 
 
-def _random_keeping(damping: float = 0.07, keep: str = "uniform:5") -> Unlearner:
+def _automatic(
+    spread: float | None = None,
+    persistence: float = 1.0,
+    keep: str = "all",
+    keep_seed: int = 0,
+) -> Unlearner:
+    """Return Fast-FedUL with a damping per coordinate that chooses itself."""
+    return _fast_fedul(
+        skew="coordinate",
+        spread=spread,
+        persistence=persistence,
+        keep=keep,
+        keep_seed=keep_seed,
+    )
+
+
+def _random_keeping(
+    damping: float = PAPERS_DAMPING, keep: str = "uniform:5"
+) -> Unlearner:
     # The paper keeps 5 updates a round.
     return _fast_fedul(damping, keep=keep)
 
@@ -83,7 +103,7 @@ def _no_skew() -> Unlearner:
     return FastFedUL(damping=0)
 
 
-def _half_skew(damping: float = 0.07) -> Unlearner:
+def _half_skew(damping: float = PAPERS_DAMPING) -> Unlearner:
     return FastFedUL(damping=damping, damped="alternate")
 
 
@@ -96,6 +116,7 @@ METHODS: dict[str, Callable[..., Unlearner]] = {
     "kd": KD,
     "fedrecover": FedRecover,
     "fast-fedul": _fast_fedul,
+    "fast-fedul-auto": _automatic,
     "fast-fedul-1": _random_keeping,
     "fast-fedul-2": _no_skew,
     "fast-fedul-3": _half_skew,
@@ -105,7 +126,13 @@ METHODS: dict[str, Callable[..., Unlearner]] = {
 DAMPED = ("fast-fedul", "fast-fedul-1", "fast-fedul-3")
 """Methods that have a damping."""
 
-SERVER_ONLY = ("fast-fedul", "fast-fedul-1", "fast-fedul-2", "fast-fedul-3")
+SERVER_ONLY = (
+    "fast-fedul",
+    "fast-fedul-auto",
+    "fast-fedul-1",
+    "fast-fedul-2",
+    "fast-fedul-3",
+)
 """Methods that need nothing but the history; comparisons show them by default."""
 
 

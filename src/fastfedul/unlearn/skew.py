@@ -48,6 +48,7 @@ class CoordinateTerms:
             as 0.
         gamma_norms: How far each round would have gone elsewhere.
         num_unseen: Updates of staying clients that the server never had.
+        movement: How far training has moved the model.
     """
 
     removed: Flat
@@ -56,6 +57,42 @@ class CoordinateTerms:
     clipped: float
     gamma_norms: tuple[float, ...]
     num_unseen: int
+    movement: Flat
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not exact, in words."""
+        said = []
+        if self.num_unseen:
+            said.append(
+                f"{self.num_unseen} updates of clients that stay were never seen, so "
+                "the spread is an estimate"
+            )
+        if self.clipped > 0.01:
+            said.append(
+                f"the spread of {self.clipped:.0%} of the coordinates came out "
+                "negative and was taken as 0"
+            )
+        return tuple(said)
+
+    @property
+    def relative_spread(self) -> Flat:
+        """The spread over its mean, f'; 0 where clients never differ."""
+        mean = float(self.spread.mean(dtype=np.float64))
+        return self.spread / np.float32(mean) if mean > 0 else self.spread
+
+    def own(self, persistence: float) -> Flat:
+        """Return for each coordinate how much of the difference is the leaver's own.
+
+        Args:
+            persistence: k, how strongly it is held against what any client does.
+        """
+        squared = np.square(self.removed)
+        ordinary = squared + np.float32(persistence) * self.persistence
+        # Where nothing was removed nothing is; there the ratio would be 0 / 0.
+        part = np.zeros_like(squared)
+        np.divide(squared, ordinary, out=part, where=squared > 0)
+        return part
 
     def difference(self, spread: float, persistence: float) -> Flat:
         """Return the damped difference.
@@ -64,14 +101,8 @@ class CoordinateTerms:
             spread: c, how strongly spread damps; 0 for not at all.
             persistence: k, how strongly persistence does.
         """
-        mean = float(self.spread.mean(dtype=np.float64))
-        scaled = self.spread / np.float32(mean) if mean > 0 else self.spread
-        squared = np.square(self.removed)
-        ordinary = squared + np.float32(persistence) * self.persistence
-        # Where nothing was removed nothing is; there the ratio would be 0 / 0.
-        own = np.zeros_like(squared)
-        np.divide(squared, ordinary, out=own, where=squared > 0)
-        difference: Flat = np.exp(np.float32(-spread) * scaled) * own * self.removed
+        damped = np.exp(np.float32(-spread) * self.relative_spread)
+        difference: Flat = damped * self.own(persistence) * self.removed
         return difference
 
 
@@ -113,6 +144,7 @@ def coordinate_terms(
         clipped=clipped,
         gamma_norms=traced.gamma_norms,
         num_unseen=num_unseen,
+        movement=ledger.final.params.flat - ledger.initial.params.flat,
     )
 
 

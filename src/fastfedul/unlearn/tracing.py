@@ -93,6 +93,20 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     return _by_replay(ledger, removal, decays)
 
 
+def gamma_factors(removal: Leaving) -> tuple[list[VectorRef], list[float]]:
+    """Return every stored vector that some gamma is made of, with its factor in it."""
+    refs: list[VectorRef] = []
+    factors: list[float] = []
+    asked = removal.by_round()
+    for round_ in removal.rounds:
+        earlier = removal.earlier.get(round_.index, ())
+        terms = _gamma_terms(round_, asked[round_.index], earlier)
+        refs += [VectorRef(round_.index)]
+        refs += [VectorRef(u.round, u.client) for u in terms.updates]
+        factors += [terms.of_step, *terms.of_updates]
+    return refs, factors
+
+
 def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     """Trace through weighted means: one linear combination of stored vectors."""
     refs: list[VectorRef] = []

@@ -1,0 +1,174 @@
+"""Chooses how strongly to damp by clean images that the server has of its own.
+
+The images are neither the leaver's nor the attack's nor those a result is scored on:
+whoever calls this sees to that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.data.dataset import to_model_input
+from fastfedul.data.npz import read_validation_images
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.experiment import CONFIG, load_config
+from fastfedul.federation.trainer import Inputs, Labels, Logits
+from fastfedul.history.ledger import Ledger
+from fastfedul.integrations.torch import AUTO, TorchTrainer
+from fastfedul.records import Model
+from fastfedul.unlearn.choosing import SPREADS
+from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.protocol import Needs, UnlearnRequest
+from fastfedul.unlearn.removal import Choice, Removal
+
+TRIED_SPREADS = (0.0, 0.05, 0.1, 0.2, *SPREADS)
+TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
+_LOST = "accuracy lost on the validation images"
+_CHANGED = "validation images that are classified differently"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Validation:
+    """Clean images of the server's own, and how to ask a model about them.
+
+    Attributes:
+        inputs: The images, as a model sees them.
+        labels: Their classes; None if nobody knows.
+        predict: Gives the logits of a model.
+    """
+
+    inputs: Inputs
+    labels: Labels | None
+    predict: Callable[[Model, Inputs], Logits]
+
+    def answers(self, model: Model) -> Labels:
+        """Return the class a model gives each image."""
+        found: Labels = self.predict(model, self.inputs).argmax(axis=1)
+        return found
+
+
+def open_validation(
+    file: Path, ledger: Ledger, path: Path, model: str | None
+) -> Validation:
+    """Return the images of a file, and the network of a run to ask about them.
+
+    Args:
+        file: An `.npz` file with `images` and, if known, `labels`.
+        ledger: The ledger whose model is asked.
+        path: The run, or a ledger.
+        model: The network, as `train --model` takes it; None for that of the run.
+    """
+    if model is None and not (path / CONFIG).is_file():
+        raise InvalidInputError(
+            f"{path} is a ledger without a run, so its network is not known; add "
+            "--model package.module:function"
+        )
+    images, labels = read_validation_images(file)
+    height, width, channels = images.shape[1:]
+    last = ledger.settings.layout.slots[-1].shape
+    trainer = TorchTrainer(
+        image_shape=(height, width, channels),
+        num_classes=last[0] if last else 1,
+        model=load_config(path).model if model is None else model or AUTO,
+    )
+    return Validation(to_model_input(images), labels, trainer.predict)
+
+
+@dataclass(frozen=True, slots=True)
+class ByValidation:
+    """Fast-FedUL with the least damping that keeps the accuracy of clean images.
+
+    The history is read once for all that is tried. Without labels it is the share of
+    images that are classified as before that must be kept.
+
+    Attributes:
+        method: What it leaves open is chosen.
+        validation: The images.
+        tolerance: Share of the images that may be lost, 0 to 1.
+        max_drop: Refuse a result that loses more.
+    """
+
+    method: FastFedUL
+    validation: Validation
+    tolerance: float = 0.01
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        shares = (("tolerance", self.tolerance), ("max-drop", self.max_drop or 0.0))
+        for name, share in shares:
+            if not 0 <= share <= 1:
+                raise InvalidInputError(f"--{name} is a share from 0 to 1, not {share}")
+
+    @property
+    def needs(self) -> Needs:
+        """The history, and images at the server."""
+        return Needs(history=True, server_data=True)
+
+    def __call__(self, request: UnlearnRequest) -> Removal:
+        """Return the result that was chosen.
+
+        Raises:
+            UnlearnRefusedError: If it loses more than `max_drop`.
+        """
+        started = time.perf_counter()
+        final = request.ledger.final
+        before = self.validation.answers(final)
+        curve: list[tuple[float, float]] = []
+        chosen: Removal | None = None
+        lost, within = 0.0, True
+        # From the strongest on: a weaker damping that keeps the accuracy by accident,
+        # beyond one that does not, is not chosen.
+        for value, result in _tried(self.method, request):
+            after = self.validation.answers(result.model(final))
+            drop = _drop(self.validation, before, after)
+            curve.append((value, drop))
+            within = within and drop <= self.tolerance
+            if chosen is None or within:
+                chosen, lost = result, drop
+        assert chosen is not None
+        if self.max_drop is not None and lost > self.max_drop:
+            raise UnlearnRefusedError(
+                f"the result loses {lost:.1%} on the validation images, more than the "
+                f"{self.max_drop:.1%} of --max-drop; nothing was written"
+            )
+        scalar = max(chosen.damping, default=0.0)
+        choice = Choice(
+            setting="damping" if chosen.spread is None else "spread",
+            value=scalar if chosen.spread is None else chosen.spread,
+            source="validation",
+            measure=_CHANGED if self.validation.labels is None else _LOST,
+            limit=self.tolerance,
+            curve=tuple(reversed(curve)),
+            kept=lost <= self.tolerance,
+        )
+        seconds = time.perf_counter() - started
+        return replace(chosen, choice=choice, seconds=seconds)
+
+
+def _tried(
+    method: FastFedUL, request: UnlearnRequest
+) -> Iterator[tuple[float, Removal]]:
+    """Return results by the setting that is tried, the strongest first."""
+    skew = method.skew_on(request.ledger.settings.aggregation)
+    if skew == "none" or method.damping is not None or method.spread is not None:
+        raise InvalidInputError(
+            "there is nothing to choose by the validation images; leave --damping at "
+            "auto and --spread away"
+        )
+    if skew == "scalar":
+        dampings = TRIED_DAMPINGS[::-1]
+        return zip(dampings, method.sweep(request, dampings), strict=True)
+    spreads = TRIED_SPREADS[::-1]
+    return zip(spreads, method.sweep_spreads(request, spreads), strict=True)
+
+
+def _drop(validation: Validation, before: Labels, after: Labels) -> float:
+    if validation.labels is None:
+        return float(np.mean(before != after))
+    truth = validation.labels
+    return float(np.mean(before == truth) - np.mean(after == truth))
