@@ -108,8 +108,11 @@ def forget_clients(
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(help="With --validation: share of the images that may be lost."),
-    ] = 0.01,
+        typer.Option(
+            help="With --validation: share of the images that may be lost, beyond a "
+            "standard error."
+        ),
+    ] = 0.02,
     max_drop: Annotated[
         float | None,
         typer.Option(
