@@ -27,7 +27,7 @@ from fastfedul.history.views import KeptView
 SIZE = 40
 NAMES = ("a", "b", "c", "d", "e", "f")
 LAYOUT = Params.of({"w": np.zeros(SIZE, np.float32)}).layout
-COORDINATE = FastFedUL(skew="coordinate")
+COORDINATE = FastFedUL(skew="coordinate", spread=0.3)
 
 
 def rounds_of(

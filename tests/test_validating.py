@@ -1,0 +1,140 @@
+"""The damping that clean images choose, on a real run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="training needs the extra torch")
+
+from fastfedul import (
+    FastFedUL,
+    InvalidInputError,
+    LedgerReader,
+    UnlearnRefusedError,
+    UnlearnRequest,
+)
+from fastfedul.experiment import RunConfig, prepare, train
+from fastfedul.validating import TRIED_SPREADS, ByValidation, open_validation
+
+OPTIONS: dict[str, Any] = {
+    "attack": "pixel",
+    "poison_ratio": 0.4,
+    "rounds": 8,
+    "server_images": 200,
+    "seed": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run, with the server's own images beside it, labelled and not."""
+    folder = tmp_path_factory.mktemp("validating") / "run"
+    config = RunConfig(**OPTIONS)
+    train(folder, config)
+    server = prepare(config).server
+    np.savez(folder.parent / "own.npz", images=server.images, labels=server.labels)
+    np.savez(folder.parent / "bare.npz", images=server.images)
+    return folder
+
+
+def fastfedul(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("file", ["own.npz", "bare.npz"])
+def test_the_least_damping_within_the_tolerance_is_taken(run: Path, file: str) -> None:
+    with LedgerReader(run) as ledger:
+        images = open_validation(run.parent / file, ledger, run, None)
+        request = UnlearnRequest(ledger, frozenset({"client-0"}))
+        results = {
+            tolerance: ByValidation(FastFedUL(), images, tolerance)(request)
+            for tolerance in (0.0, 0.05, 1.0)
+        }
+    for tolerance, result in results.items():
+        choice = result.choice
+        assert choice is not None
+        assert choice.source == "validation"
+        assert tuple(value for value, _ in choice.curve) == TRIED_SPREADS
+        drops = dict(choice.curve)
+        stronger = [value for value in TRIED_SPREADS if value >= choice.value]
+        assert choice.kept == all(drops[value] <= tolerance for value in stronger)
+        weaker = [value for value in TRIED_SPREADS if value < choice.value]
+        if choice.kept and weaker:
+            assert drops[weaker[-1]] > tolerance
+    chosen = [results[tolerance].spread or 0.0 for tolerance in (0.0, 0.05, 1.0)]
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[-1] == 0.0
+
+
+def test_the_scalar_can_be_chosen_too_and_what_is_given_cannot(run: Path) -> None:
+    with LedgerReader(run) as ledger:
+        images = open_validation(run.parent / "own.npz", ledger, run, None)
+        request = UnlearnRequest(ledger, frozenset({"client-0"}))
+        found = ByValidation(FastFedUL(skew="scalar"), images, 0.02)(request)
+        assert found.choice is not None
+        assert found.choice.setting == "damping"
+        assert found.damping[0] == found.choice.value
+        with pytest.raises(InvalidInputError, match="nothing to choose"):
+            ByValidation(FastFedUL(damping=0.1), images)(request)
+        with pytest.raises(InvalidInputError, match="from 0 to 1"):
+            ByValidation(FastFedUL(), images, 2.0)
+        with pytest.raises(UnlearnRefusedError, match="nothing was written"):
+            # Removing all of it costs more images than none.
+            ByValidation(FastFedUL(skew="scalar"), images, 1.0, 0.0)(request)
+
+
+def test_the_command_reports_the_choice_and_writes_nothing_that_loses_more(
+    run: Path, tmp_path: Path
+) -> None:
+    own = run.parent / "own.npz"
+    asked = ("forget", run, "client-0", "--validation", own)
+    found = json.loads(fastfedul(*asked, "--dry-run", "--json").stdout)
+    assert found["choice"]["source"] == "validation"
+    assert found["spread"] == found["choice"]["value"]
+    out = tmp_path / "clean.safetensors"
+    limits = ("--tolerance", 1, "--skew", "scalar", "--max-drop", 0)
+    refused = fastfedul(*asked, *limits, "--out", out, code=1)
+    assert "--max-drop" in refused.stderr
+    assert not out.exists()
+    with LedgerReader(run) as ledger:
+        assert ledger.clients()["client-0"].state == "active"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"pixels": np.zeros((2, 8, 8), np.uint8)}, "it needs images, labels"),
+        ({"images": np.zeros((2, 8), np.uint8)}, "images are (number, height"),
+        (
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
+            "2 images under images but 3 labels",
+        ),
+        (
+            {"images": np.zeros((2, 28, 28), np.uint8)},
+            "of another kind than this network",
+        ),
+    ],
+)
+def test_bad_images_get_one_line(
+    run: Path, tmp_path: Path, arrays: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "bad.npz"
+    np.savez(file, **arrays)
+    asked = ("forget", run, "client-0", "--dry-run", "--validation", file)
+    error = fastfedul(*asked, code=1).stderr
+    assert said in " ".join(error.split())
