@@ -164,7 +164,7 @@ def expected_step(round_: Round, settings: RoundSettings) -> Flat:
 
 
 def _short(reason: str | None) -> str:
-    """Return the line of a trace that says what went wrong, safe to print.
+    r"""Return the line of a trace that says what went wrong, safe to print.
 
     >>> _short("Traceback:\n  File ...\nException occurred. Message: no data\n'>")
     'no data'
