@@ -50,6 +50,15 @@ class Simulations:
         assert code == 0, (folder / "log.txt").read_text()[-3000:]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def identity() -> None:
+    """Let messages be made outside a run, as the simulation does for itself."""
+    if not MISSING:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
 @pytest.fixture(scope="session")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
     if MISSING:
