@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from fastfedul import DiskLedger, Model, Params
 from fastfedul.integrations.flower_arrays import (
     buffer_rule,
+    decoded,
     disagreement,
     to_model,
     to_record,
@@ -232,3 +234,35 @@ def test_another_order_of_adding_up_is_no_disagreement() -> None:
         record = ArrayRecord({"w": Array(values)})
         assert (disagreement(record, own, 0.01) == "") is agrees
     assert "other arrays" in disagreement(ArrayRecord({}), own, 0.01)
+
+
+@given(
+    dtype=st.sampled_from(["<f4", "<f8", "<f2", ">f4", "<i8", "|b1", "|u1"]),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    fortran=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_arrays_are_decoded_as_flower_does(
+    dtype: str, shape: list[int], fortran: bool
+) -> None:
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    array = Array(np.asarray(values, dtype, order="F" if fortran else "C"))
+    found = decoded(array)
+    assert found.dtype == array.numpy().dtype
+    np.testing.assert_array_equal(found, array.numpy())
+
+
+@pytest.mark.parametrize("cut", [0, 5, 9, 40, 130])
+def test_an_array_that_was_cut_off_is_an_error(cut: int) -> None:
+    whole = Array(np.ones(8, np.float32))
+    assert len(whole.data) > cut
+    with pytest.raises((ValueError, EOFError, SyntaxError)):
+        decoded(Array(whole.dtype, whole.shape, whole.stype, whole.data[:cut]))
+
+
+def test_objects_are_never_unpickled() -> None:
+    pickled = BytesIO()
+    np.save(pickled, np.array([{}], object), allow_pickle=True)
+    data = pickled.getvalue()
+    with pytest.raises(ValueError, match="allow_pickle"):
+        decoded(Array("object", (1,), "numpy.ndarray", data))

@@ -6,11 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
 from statistics import median
+from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message
+from flwr.common.constant import SType
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.recording import LARGEST_NORM
@@ -80,6 +84,30 @@ def to_record(model: Model, order: Sequence[str]) -> ArrayRecord:
     return ArrayRecord({name: FlowerArray(np.asarray(arrays[name])) for name in order})
 
 
+def decoded(array: FlowerArray) -> Array:
+    """Return an array as `array.numpy()` does, quickly for headers seen before.
+
+    Reading a header takes longer than copying a small array, and all clients of a
+    federation send the same ones.
+    """
+    data = array.data
+    end = 10 + int.from_bytes(data[8:10], "little")
+    if array.stype != SType.NUMPY or data[:8] != b"\x93NUMPY\x01\x00":
+        return array.numpy()
+    shape, fortran_order, dtype = _header(data[:end])
+    if fortran_order or dtype.hasobject:
+        return array.numpy()
+    return np.frombuffer(data, dtype, math.prod(shape), end).reshape(shape)
+
+
+@lru_cache(1024)
+def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = BytesIO(data)
+    np.lib.format.read_magic(file)
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    return shape, fortran_order, dtype
+
+
 def read_reply(
     client: ClientId, message: Message, before: Model, weight_key: str
 ) -> Received:
@@ -100,7 +128,7 @@ def read_reply(
         raise UnusableReplyError(f"its {weight_key} is {weight!r:.40}, no weight")
     [record] = content.array_records.values()
     try:
-        arrays = {name: array.numpy() for name, array in record.items()}
+        arrays = {name: decoded(array) for name, array in record.items()}
     except Exception as error:  # Whatever a client sends must not stop the others.
         raise UnusableReplyError(f"its arrays cannot be read: {error}") from None
     delta, buffers = _compared(arrays, before)
@@ -171,7 +199,7 @@ def disagreement(result: ArrayRecord, own: Params, step_norm: float) -> str:
     """
     layout = own.layout
     try:
-        arrays = {slot.name: result[slot.name].numpy() for slot in layout.slots}
+        arrays = {slot.name: decoded(result[slot.name]) for slot in layout.slots}
         flat = layout.flatten(arrays)
     except (KeyError, InvalidInputError) as error:
         return f"other arrays ({error})"
