@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fastfedul import DiskLedger, LedgerReader, forget
+from fastfedul import DiskLedger, LedgerReader, add_request, forget
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.experiment import (
     RoundMetrics,
@@ -219,6 +219,46 @@ def test_forgetting_between_rounds_leaves_the_client_out(tmp_path: Path) -> None
         forget(ledger, ["client-0"])
     resume(by_hand)
     assert outcome(by_hand) == outcome(folder)
+
+
+def test_a_request_during_training_is_as_an_erasure_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A key that cannot be used does not stop a training.
+    monkeypatch.setenv("FASTFEDUL_KEY", str(tmp_path / "missing.pem"))
+    folder = tmp_path / "run"
+
+    def ask(metrics: RoundMetrics) -> None:
+        if metrics.round == 2:
+            add_request(folder, "client-0")
+
+    summary = train(folder, SMALL, ask)
+    [answered] = summary.answered
+    assert answered.request.state == "applied"
+    assert answered.certificate == folder / "certificates" / "1.json"
+    assert not answered.signed
+    by_hand = tmp_path / "by hand"
+    cut_after(by_hand, 3)
+    with DiskLedger(by_hand) as ledger:
+        forget(ledger, ["client-0"], erase=True)
+    resume(by_hand)
+    assert outcome(by_hand) == outcome(folder)
+    assert (by_hand / "certificates" / "event-1.json").exists()
+
+
+def test_a_request_during_the_last_round_is_applied_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def ask(metrics: RoundMetrics) -> None:
+        if metrics.round == SMALL.rounds - 1:
+            add_request(folder, "client-1")
+
+    assert len(train(folder, SMALL, ask).answered) == 1
+    with LedgerReader(folder) as ledger:
+        model = load_file(folder / "model.safetensors")
+        for name, array in ledger.final.params.items():
+            np.testing.assert_array_equal(model[name], array)
+        assert ledger.clients()["client-1"].state == "erased"
 
 
 def test_scripted_forgetting_happens_once_however_often_resumed(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def certificate_path(folder: Path, entry: LogEntry) -> Path:
     requests = _requests(entry)
     name = f"{requests[0]['request']}" if requests else f"event-{entry.number}"
     path = folder / f"{name}.json"
-    if path.exists() and _digest_in(path) != entry.digest:
+    standing = _standing(path)
+    if standing is not None and standing[0] != entry.digest:
         return folder / f"{name}-{entry.digest[:16]}.json"
     return path
 
@@ -200,7 +201,8 @@ def write_certificates(
     written = []
     for entry in ledger.log():
         path = certificate_path(folder, entry)
-        if path.exists() and (key is None or _is_signed(path)):
+        standing = _standing(path)
+        if standing is not None and (key is None or standing[1]):
             continue
         text = json.dumps(
             signed(make_certificate(entry), key), indent=2, ensure_ascii=False
@@ -252,18 +254,18 @@ def read_certificate(path: Path) -> dict[str, Any]:
     return found
 
 
-def _digest_in(path: Path) -> object:
+def _standing(path: Path) -> tuple[object, bool] | None:
+    """Return a file's log digest and whether it is signed; None if there is no file.
+
+    What cannot be read as a certificate has no digest, and is not ours to write over.
+    """
     try:
-        return read_certificate(path)["log"]["digest"]
-    except InvalidInputError:
+        found = json.loads(path.read_bytes())
+        return found["log"]["digest"], found["signature"] is not None
+    except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _is_signed(path: Path) -> bool:
-    try:
-        return read_certificate(path)["signature"] is not None
-    except InvalidInputError:
-        return True  # Not ours to write over.
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None, True
 
 
 _MISSING = object()

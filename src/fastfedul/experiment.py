@@ -41,7 +41,7 @@ from fastfedul.preparation import (
 from fastfedul.records import ClientId, Model, VectorRef
 from fastfedul.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.run_config import RunConfig, findable, read_options
-from fastfedul.signing import find_key
+from fastfedul.signing import SigningKey, find_key
 
 __all__ = [
     "Prepared",
@@ -201,7 +201,18 @@ def _answer(ledger: DiskLedger) -> tuple[AppliedRequest, ...]:
     if not ledger.requests() and not ledger.events():
         return ()
     folder = certificates_folder(ledger.path)
-    return apply_requests(ledger, certificates=folder, key=find_key())
+    return apply_requests(ledger, certificates=folder, key=_key())
+
+
+def _key() -> SigningKey | None:
+    """Return the key if it can be used.
+
+    Training does not stop for a key: what is not signed now can be signed later.
+    """
+    try:
+        return find_key()
+    except FastFedULError:
+        return None
 
 
 def _run_until_forgetting(
@@ -305,10 +316,9 @@ def _forget_due(ledger: DiskLedger, config: RunConfig) -> bool:
         if before <= now and client in known and known[client].state == "active"
     ]
     if due:
-        key, folder = find_key(), certificates_folder(ledger.path)
         for client in due:
             forget(ledger, [client])
-        write_certificates(ledger, folder, key)
+        write_certificates(ledger, certificates_folder(ledger.path), _key())
     return bool(due)
 
 
