@@ -26,6 +26,7 @@ bench: setup
 	$(BIN)/python benchmarks/unlearn.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/flower.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
