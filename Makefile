@@ -8,7 +8,7 @@ setup: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,report,sign,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,flower,report,sign,dev]'
 	@touch $@
 
 demo: setup
@@ -26,6 +26,7 @@ bench: setup
 	$(BIN)/python benchmarks/unlearn.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/flower.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

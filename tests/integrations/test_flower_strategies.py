@@ -1,0 +1,167 @@
+"""Which strategies are wrapped and which are refused, before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if os.environ.get("CI") != "true":
+    pytest.importorskip("flwr", reason="needs the extra flower")
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Strategy
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.integrations.flower import Recorded, StrategyRefusedError
+from fastfedul.integrations.flower_strategies import REFUSED, aggregation_of
+
+
+def made(name: str) -> Strategy:
+    """Return one of Flower's strategies."""
+    kind: Callable[..., Strategy] = getattr(flower, name)
+    if name.endswith("FixedClipping"):
+        return kind(FedAvg(), 1.0, 1.0, 5)
+    if name.endswith("AdaptiveClipping"):
+        return kind(FedAvg(), 0.1, 5)
+    if name == "QFedAvg":
+        return kind(client_learning_rate=0.1)
+    if name in ("Krum", "MultiKrum", "Bulyan"):
+        return kind(num_malicious_nodes=1)
+    return kind()
+
+
+class Sampling(FedAvg):
+    """Only draws clients in its own way."""
+
+    def configure_train(self, *arguments: Any) -> Any:
+        return super().configure_train(*arguments)
+
+
+class Aggregating(FedAvg):
+    """Aggregates in its own way."""
+
+    def aggregate_train(self, *arguments: Any) -> Any:
+        return super().aggregate_train(*arguments)
+
+
+class Looping(FedAvg):
+    """Runs its rounds in its own way."""
+
+    def start(self, *arguments: Any, **options: Any) -> Any:
+        return super().start(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_undone_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    for named in (None, "mean"):
+        with pytest.raises(StrategyRefusedError, match=f"^{name} cannot be recorded"):
+            Recorded(made(name), tmp_path / "ledger", aggregation=named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_strategy_of_flower_is_either_wrapped_or_refused() -> None:
+    names = set(flower.__all__) - {"Result", "Strategy"}
+    wrapped = {"FedAvg", "FedProx", "FedMedian", "FedTrimmedAvg"}
+    assert names == wrapped | set(REFUSED)
+
+
+def test_each_one_has_its_aggregation() -> None:
+    assert aggregation_of(FedAvg()) == "mean"
+    assert aggregation_of(flower.FedProx(proximal_mu=0.1)) == "mean"
+    assert aggregation_of(FedMedian()) == "median"
+    assert aggregation_of(FedTrimmedAvg(beta=0.1)) == "trimmed-mean:0.1"
+    assert aggregation_of(Sampling()) == "mean"
+
+
+def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(StrategyRefusedError, match="aggregate_train of its own"):
+        Recorded(Aggregating(), tmp_path / "ledger")
+    assert aggregation_of(Aggregating(), "mean") == "mean"
+    with pytest.raises(InvalidInputError, match="server optimizer with memory"):
+        aggregation_of(Aggregating(), "fedadam")
+    with pytest.raises(InvalidInputError, match="not known here"):
+        aggregation_of(Aggregating(), "krum")
+    with pytest.raises(StrategyRefusedError, match="by median, not by mean"):
+        aggregation_of(FedMedian(), "mean")
+
+
+def test_a_replaced_method_counts_as_ones_own() -> None:
+    strategy = FedAvg()
+    strategy.aggregate_train = lambda *arguments: (None, None)  # type: ignore[method-assign]
+    with pytest.raises(StrategyRefusedError, match="of its own"):
+        aggregation_of(strategy)
+
+
+def test_a_loop_of_its_own_is_refused() -> None:
+    with pytest.raises(StrategyRefusedError, match=r"start\(\) of its own"):
+        aggregation_of(Looping())
+
+
+def test_the_old_interface_and_secure_aggregation_are_refused() -> None:
+    from flwr.server import strategy as old
+    from flwr.server.workflow import SecAggPlusWorkflow
+
+    for other in (old.FedAvg(), SecAggPlusWorkflow(3, 2), object()):
+        with pytest.raises(StrategyRefusedError, match="hides single updates"):
+            Recorded(other, "ledger")  # type: ignore[arg-type]
+
+
+def test_what_is_recorded_already_is_refused(tmp_path: Path) -> None:
+    recorded = Recorded(FedAvg(), tmp_path / "ledger")
+    with pytest.raises(StrategyRefusedError, match="recorded already"):
+        Recorded(recorded, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"keep": "most"}, "cannot read the policy"),
+        ({"keep_use": "lose"}, "use is store or aggregate"),
+        ({"store": "float8"}, "store is 'float8'"),
+        ({"min_clients": 0}, "min_clients is 0"),
+        ({"max_repeats": -1}, "max_repeats is -1"),
+        ({"max_norm_ratio": 1.0}, "max_norm_ratio is 1"),
+        ({"identify": "guess"}, "identify is 'guess'"),
+    ],
+)
+def test_an_option_of_no_use_is_refused(
+    options: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=match):
+        Recorded(FedAvg(), tmp_path / "ledger", **options)
+
+
+def test_a_median_needs_every_update(tmp_path: Path) -> None:
+    for options in ({"keep": "top:2"}, {"keep_use": "aggregate"}):
+        with pytest.raises(InvalidInputError, match="only be replayed with every"):
+            Recorded(FedMedian(), tmp_path / "ledger", **options)  # type: ignore[arg-type]
+
+
+def test_without_flower_the_error_names_the_extra() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['flwr'] = None\n"
+        "try:\n"
+        "    import fastfedul.integrations.flower\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "this needs Flower: pip install 'fastfedul[flower]'\n"
+
+
+def test_a_client_imports_no_framework_but_flower() -> None:
+    code = "import sys, fastfedul.integrations.flower_client; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in found.stdout.split()}
+    assert not loaded & {"torch", "ray", "sklearn", "matplotlib"}
