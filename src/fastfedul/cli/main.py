@@ -14,6 +14,7 @@ from fastfedul.cli import (
     data,
     demo,
     evaluate,
+    flower,
     forget,
     ledger,
     reproduce,
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(flower.app, name="flower")
 app.command("demo")(demo.run_demo)
 app.command("train")(train.train_run)
 app.command("forget")(forget.forget_clients)
