@@ -29,10 +29,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-try:
-    from examples.flower.identities import make_client_key, make_server_certificate
-except ModuleNotFoundError:  # started from this folder
-    from identities import make_client_key, make_server_certificate
+from identities import make_client_key, make_server_certificate
 
 Value = str | int | float | bool
 
