@@ -1,0 +1,24 @@
+"""What can go wrong between Flower and the ledger."""
+
+from __future__ import annotations
+
+from fastfedul.errors import FastFedULError, InvalidInputError
+
+
+class MissingFlowerError(FastFedULError):
+    """Flower is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("this needs Flower: pip install 'fastfedul[flower]'")
+
+
+class StrategyRefusedError(InvalidInputError):
+    """No client could be taken out of what this strategy computes."""
+
+
+class IdentityError(FastFedULError):
+    """It is not certain which client a node is, so nothing is sent to it."""
+
+
+class TooFewUpdatesError(FastFedULError):
+    """A round brought fewer usable updates than it needs; nothing was recorded."""
