@@ -261,6 +261,12 @@ class Deployment:
             command += ["--run-config", _as_toml(config)]
         return Run(self, *self._start("run", *command))
 
+    def count_messages(self, name: str) -> int:
+        """Return how often the SuperNode of a client was told to train."""
+        logs = (self.folder / "logs").glob(f"{self._keys[name].name}.*.log")
+        texts = (log.read_text("utf-8", "replace") for log in logs)
+        return sum(text.count("Receiving: train message") for text in texts)
+
     def kill(self, process: Process) -> None:
         """End a process with SIGKILL, as a power cut would."""
         process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,12 @@ from fastfedul.cli.output import (
     err,
     print_facts,
     print_json,
+    print_table,
     show_bytes,
     warn,
 )
+from fastfedul.history.budget import FederationSize, budget
+from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.integrations.flower_database import clear_deleted
 
 app = typer.Typer(
@@ -74,3 +78,45 @@ def clean(
             f"{found.num_objects} parts of messages have not been deleted by Flower "
             "yet; start the SuperLink, let it end the run, and clear again"
         )
+
+
+@app.command()
+def disk(
+    parameters: Annotated[int, typer.Option(help="Values of the model.")],
+    clients: Annotated[int, typer.Option(help="Everybody who ever takes part.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to record.")],
+    per_round: Annotated[
+        int | None, typer.Option(help="Participants of a round. [all]")
+    ] = None,
+    kept: Annotated[
+        int | None, typer.Option(help="Updates kept of a round. [all]")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show how much disk the ledger of a federation will need.
+
+    A row for each way to store updates, `Recorded(..., store=...)`. The headroom is
+    what must be free beyond the total for the moments at which the ledger writes new
+    files before it removes old ones.
+
+    Example: `fastfedul flower disk --parameters 11000000 --clients 20 --rounds 100`
+    """
+    federation = FederationSize(
+        parameters=parameters,
+        clients=clients,
+        rounds=rounds,
+        per_round=per_round,
+        kept=kept,
+    )
+    found = {store: budget(federation, store) for store in STORAGE_DTYPES}
+    if json:
+        print_json({store: asdict(needed) for store, needed in found.items()})
+        return
+    print_table(
+        f"{parameters:,} parameters, {clients} clients, {rounds} rounds",
+        ["stored as", "an update", "a round", "constant", "total", "headroom"],
+        [
+            [store, *(show_bytes(count) for count in astuple(needed))]
+            for store, needed in found.items()
+        ],
+    )

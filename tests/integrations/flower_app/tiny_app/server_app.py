@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from fastfedul.certificates import certificates_folder
+from fastfedul.requests import apply_requests
+from fastfedul.signing import find_key
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fastfedul.certificates import certificates_folder
 from fastfedul.history.storage import DiskLedger
 from fastfedul.integrations.flower import Recorded
-from fastfedul.requests import apply_requests
-from fastfedul.signing import find_key
 
 SIZE = 2000
 
@@ -31,9 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train until the ledger has so many rounds."""
     least = int(context.run_config["min-nodes"])
     strategy = Recorded(
-        FedAvg(
-            fraction_evaluate=0.0, min_train_nodes=least, min_available_nodes=least
-        ),
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=least, min_available_nodes=least),
         ledger=str(context.run_config["ledger"]),
         apply_requests=forget_waiting,
     )
