@@ -27,6 +27,7 @@ from fastfedul.history.storage import DiskLedger
 from fastfedul.metrics_file import RoundMetrics
 from fastfedul.params import Params
 from fastfedul.preparation import (
+    Engine,
     Prepared,
     prepare,
     retrain,
@@ -86,7 +87,11 @@ class RunSummary:
 
 
 def train(
-    folder: Path | str, config: RunConfig, progress: Progress | None = None
+    folder: Path | str,
+    config: RunConfig,
+    progress: Progress | None = None,
+    *,
+    engine: Engine = "in-process",
 ) -> RunSummary:
     """Train a federation into a new folder.
 
@@ -94,6 +99,7 @@ def train(
         folder: Does not exist yet, or is empty.
         config: The options.
         progress: Called after every round.
+        engine: Where clients are trained; the run is the same, byte for byte.
 
     Raises:
         InvalidInputError: If the folder is taken, or an option is of no use.
@@ -104,13 +110,15 @@ def train(
             f"{path} exists already; add --resume to go on, or choose another folder"
         )
     config = replace(config, data=findable(config.data))
-    return _run(path, config, None, progress)
+    return _run(path, config, None, progress, engine)
 
 
 def resume(
     folder: Path | str,
     changes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    *,
+    engine: Engine = "in-process",
 ) -> RunSummary:
     """Take up a run where its ledger ends, and finish it.
 
@@ -121,10 +129,11 @@ def resume(
         changes: Options to change: `rounds` to train longer, `workers`, and `forget`,
             which adds to what was planned. Any other must be as it was.
         progress: Called after every round.
+        engine: Where clients are trained; it need not be the one of before.
     """
     path = Path(folder)
     config = load_config(path)
-    return _run(path, _changed(config, changes or {}), config, progress)
+    return _run(path, _changed(config, changes or {}), config, progress, engine)
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -135,14 +144,18 @@ def load_config(folder: Path) -> RunConfig:
 
 
 def _run(
-    path: Path, config: RunConfig, before: RunConfig | None, progress: Progress | None
+    path: Path,
+    config: RunConfig,
+    before: RunConfig | None,
+    progress: Progress | None,
+    engine: Engine,
 ) -> RunSummary:
     """Train until all rounds are recorded; `before` has the options as they were."""
     started = time.perf_counter()
     prepared = prepare(config)
     with (
         _explained(path),
-        start_workers(prepared) as workers,
+        start_workers(prepared, engine) as workers,
         _open(path, config, workers) as ledger,
     ):
         _adopt(path, config, before, ledger)

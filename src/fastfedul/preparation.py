@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,13 +19,23 @@ from fastfedul.data.dataset import (
     to_model_input,
 )
 from fastfedul.data.partition import split
+from fastfedul.errors import InvalidInputError
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.rounds import advance, run_rounds
 from fastfedul.federation.trainer import Labels, Logits, Trainer
-from fastfedul.federation.workers import Workers, count_cores, open_workers
+from fastfedul.federation.workers import (
+    InProcess,
+    Workers,
+    count_cores,
+    open_workers,
+)
+from fastfedul.integrations.flower_engine import FlowerWorkers
 from fastfedul.integrations.torch import TorchTrainer
 from fastfedul.records import ClientId, Model, Round
 from fastfedul.run_config import RunConfig
+
+Engine = Literal["in-process", "flower-simulation"]
+ENGINES: tuple[Engine, ...] = ("in-process", "flower-simulation")
 
 _TEST = "test images"
 _BACKDOOR = "backdoor images"
@@ -90,12 +101,26 @@ def prepare(config: RunConfig) -> Prepared:
     )
 
 
-def start_workers(prepared: Prepared) -> Workers:
-    """Return workers that train a run's clients and score its models."""
+def start_workers(prepared: Prepared, engine: Engine = "in-process") -> Workers:
+    """Return workers that train a run's clients and score its models.
+
+    Args:
+        prepared: What the run works with.
+        engine: Where clients are trained; the results are the same bits.
+    """
     config = prepared.config
+    if engine not in ENGINES:
+        raise InvalidInputError(
+            f"unknown engine {engine!r}; choose {' or '.join(ENGINES)}"
+        )
     images = {_TEST: prepared.dataset.test_images}
     if len(prepared.backdoor.labels):
         images[_BACKDOOR] = prepared.backdoor.images
+    if engine == "flower-simulation":
+        here = InProcess(
+            prepared.trainer, prepared.clients, seed=config.seed, images=images
+        )
+        return FlowerWorkers(config, here)
     return open_workers(
         prepared.trainer,
         prepared.clients,

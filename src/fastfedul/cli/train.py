@@ -153,35 +153,45 @@ def train_run(
         int | None,
         typer.Option(help="Processes; the result is the same. [as many as pay]"),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Where clients are trained: in-process, or flower-simulation by "
+            "Flower's engine. The result is the same.",
+            metavar="ENGINE",
+        ),
+    ] = "in-process",
     json: JsonFlag = False,
 ) -> None:
     """Train a federation on real data and record it in a ledger.
 
     The folder gets config.toml, ledger/, metrics.jsonl and the models. A run that was
     stopped, in whatever way, goes on with **--resume** and ends with the same bytes;
-    clients forgotten in the meantime stay out. With --resume only --rounds, --workers
-    and --forget may change.
+    clients forgotten in the meantime stay out. With --resume only --rounds, --workers,
+    --engine and --forget may change.
 
     Examples: `fastfedul train my-run`,
     `fastfedul train my-run --data mnist --attack pixel --rounds 30`,
-    `fastfedul train my-run --resume`
+    `fastfedul train my-run --resume`,
+    `fastfedul train my-run --engine flower-simulation`
     """
     given = {
         name: value
         for name, value in locals().items()
-        if name not in ("run", "config", "resume", "json")
+        if name not in ("run", "config", "resume", "engine", "json")
         and value is not None
         and value != []
     }
     if "forget" in given:
         given["forget"] = tuple(given["forget"])
-    _train(run, config, given, go_on=resume, only_json=json)
+    _train(run, config, given, engine, go_on=resume, only_json=json)
 
 
 def _train(
     run: Path,
     config: Path | None,
     given: dict[str, Any],
+    engine: Any,
     *,
     go_on: bool,
     only_json: bool,
@@ -197,12 +207,12 @@ def _train(
     if go_on:
         num_rounds = given.get("rounds") or experiment.load_config(run).rounds
         with training_progress(num_rounds, only_json) as show:
-            summary = experiment.resume(run, given, show)
+            summary = experiment.resume(run, given, show, engine=engine)
     else:
         options = read_options(config) if config is not None else {}
         settings = RunConfig(**{**options, **given})
         with training_progress(settings.rounds, only_json) as show:
-            summary = experiment.train(run, settings, show)
+            summary = experiment.train(run, settings, show, engine=engine)
     if only_json:
         print_json(_facts(summary))
     else:

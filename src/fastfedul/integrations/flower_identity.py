@@ -126,21 +126,8 @@ class Identities:
             mode = "partition" if isinstance(grid, InMemoryGrid) else "registered"
         if mode == "registered":
             return {i: _registered(info) for i, info in infos.items()}
-        answers = self._ask(grid, node_ids)
+        answers = ask_nodes(grid, node_ids, self._timeout)
         return {i: _answered(answers.get(i), mode) for i in node_ids}
-
-    def _ask(self, grid: Grid, node_ids: Iterable[int]) -> Mapping[int, Message]:
-        messages = [
-            Message(
-                content=RecordDict(),
-                message_type=f"{MessageType.QUERY}.{ACTION}",
-                dst_node_id=node_id,
-            )
-            for node_id in node_ids
-        ]
-        replies = list(grid.send_and_receive(messages, timeout=self._timeout))
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-        return {asked[r.metadata.reply_to_message_id]: r for r in replies}
 
     def _admit(
         self, node_id: int, found: Found, present: set[int], *, strict: bool
@@ -194,6 +181,23 @@ class Identities:
             raise IdentityError(
                 f"cannot write {self._path}: {error.strerror}; see to it, then restart"
             ) from None
+
+
+def ask_nodes(
+    grid: Grid, node_ids: Iterable[int], timeout: float
+) -> Mapping[int, Message]:
+    """Return what nodes answer to the question who they are; silent ones are absent."""
+    messages = [
+        Message(
+            content=RecordDict(),
+            message_type=f"{MessageType.QUERY}.{ACTION}",
+            dst_node_id=node_id,
+        )
+        for node_id in node_ids
+    ]
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+    return {asked[r.metadata.reply_to_message_id]: r for r in replies}
 
 
 def _read(path: Path) -> dict[ClientId, str | None]:
