@@ -53,8 +53,11 @@ class DeploymentError(RuntimeError):
 class Run:
     """A run that was handed to the SuperLink, and its log."""
 
-    def __init__(self, deployment: Deployment, process: Process, log: Path) -> None:
+    def __init__(
+        self, deployment: Deployment, link: str, process: Process, log: Path
+    ) -> None:
         self._deployment = deployment
+        self._link = link
         self.process = process
         self.log = log
 
@@ -85,7 +88,7 @@ class Run:
     def status(self) -> str:
         """Return how it stands with the run."""
         found = self._deployment.flwr(
-            "list", "link", "--run-id", self.number, "--format", "json"
+            "list", self._link, "--run-id", self.number, "--format", "json"
         )
         return str(found["runs"][0]["status"])
 
@@ -259,7 +262,23 @@ class Deployment:
         command = ["flwr", "run", str(app), "link", "--stream"]
         if config:
             command += ["--run-config", _as_toml(config)]
-        return Run(self, *self._start("run", *command))
+        return Run(self, "link", *self._start("run", *command))
+
+    def start_simulation(
+        self, app: Path, num_clients: int, config: Mapping[str, Value] | None = None
+    ) -> Run:
+        """Run an app with simulated clients; needs no SuperLink or SuperNodes of ours.
+
+        Flower starts a SuperLink for it that would stay; `stop` ends it too.
+        """
+        port = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+        self.environment.setdefault(port, str(free_port()))
+        command = ["flwr", "run", str(app), "local", "--stream", "--federation-config"]
+        size = {"num-supernodes": num_clients, "client-resources-num-cpus": 1}
+        command.append(_as_toml(size))
+        if config:
+            command += ["--run-config", _as_toml(config)]
+        return Run(self, "local", *self._start("simulation", *command))
 
     def count_messages(self, name: str) -> int:
         """Return how often the SuperNode of a client was told to train."""
