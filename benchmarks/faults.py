@@ -51,6 +51,7 @@ from fastfedul import (
     Params,
     Round,
     UnlearnRequest,
+    add_request,
     forget,
     read_round,
     verify,
@@ -628,6 +629,7 @@ QUESTIONS: dict[str, Callable[[LedgerReader], object]] = {
     "initial model": lambda ledger: model_bytes(ledger.initial),
     "clients": lambda ledger: repr(ledger.clients()),
     "events": lambda ledger: repr(ledger.events()),
+    "requests": lambda ledger: repr(ledger.requests()),
     "adjustments": lambda ledger: [
         (index, flat.tobytes()) for index, flat in ledger.adjustments().items()
     ],
@@ -683,6 +685,7 @@ class Victim:
                     forget(ledger, names[1:], METHOD)
                 absent = frozenset(names if index >= FLIP_ROUNDS - 3 else ())
                 ledger.append(sent(seed, index, FLIP_SIZE, absent))
+            add_request(path, client_name(3), "consent withdrawn")
         pristine = path.with_name(f"{path.name}-pristine")
         shutil.copytree(path, pristine)
         files = [p for p in sorted(path.rglob("*")) if p.is_file()]

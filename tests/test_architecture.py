@@ -13,7 +13,10 @@ import fastfedul
 
 SRC = Path(fastfedul.__file__).parent
 STAGES = ("data", "federation", "history", "unlearn", "evaluate", "report")
-FRAMEWORKS = {"torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"}
+FRAMEWORKS = {
+    *("torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"),
+    "cryptography",
+}
 CORE = {"numpy", "safetensors", "blake3", "xxhash", "threadpoolctl", "fastfedul"}
 
 

@@ -18,16 +18,24 @@ from fastfedul.history.sampling import Keep
 from fastfedul.history.storage import DiskLedger
 from fastfedul.history.verification import verify
 from fastfedul.params import Params
-from fastfedul.records import ClientUpdate, Model, Round
+from fastfedul.records import ClientUpdate, ForgetRequest, Model, Round
+from fastfedul.requests import (
+    AppliedRequest,
+    add_request,
+    apply_requests,
+    cancel_request,
+)
 from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
 from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
 
 __all__ = [
     "Aggregation",
+    "AppliedRequest",
     "ClientUpdate",
     "DiskLedger",
     "FastFedUL",
     "FastFedULError",
+    "ForgetRequest",
     "InvalidInputError",
     "Keep",
     "Ledger",
@@ -44,6 +52,9 @@ __all__ = [
     "UnlearnRefusedError",
     "UnlearnRequest",
     "UnlearnResult",
+    "add_request",
+    "apply_requests",
+    "cancel_request",
     "erase",
     "forget",
     "params_at",

@@ -13,6 +13,10 @@ class UnknownClientError(InvalidInputError):
     """A client was named that the ledger has never seen."""
 
 
+class RequestClosedError(InvalidInputError):
+    """A request is not waiting any more."""
+
+
 class LedgerError(FastFedULError):
     """The ledger could not be opened, read or written."""
 

@@ -1,7 +1,9 @@
 """A whole run: data, federation and ledger put together, in a folder of its own.
 
 The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, and the
-models `initial.safetensors` and, when the last round is done, `model.safetensors`.
+models `initial.safetensors` and, when the last round is done, `model.safetensors`;
+also `certificates/` once a client was forgotten. Requests to forget, which any process
+may file at any time, are applied between two rounds.
 The ledger decides what has happened: whatever else a killed run left behind is brought
 in line with it when the run is taken up again.
 """
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfedul import metrics_file
+from fastfedul.certificates import certificates_folder, write_certificates
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.rounds import advance
 from fastfedul.federation.workers import Workers
@@ -36,7 +39,9 @@ from fastfedul.preparation import (
     start_workers,
 )
 from fastfedul.records import ClientId, Model, VectorRef
+from fastfedul.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.run_config import RunConfig, findable, read_options
+from fastfedul.signing import find_key
 
 __all__ = [
     "Prepared",
@@ -74,6 +79,7 @@ class RunSummary:
         seconds: What this call took.
         clients: Names of all clients.
         attackers: Names of the attackers.
+        answered: Requests to forget that were applied or refused on the way.
     """
 
     path: Path
@@ -84,6 +90,7 @@ class RunSummary:
     seconds: float
     clients: tuple[ClientId, ...]
     attackers: tuple[ClientId, ...]
+    answered: tuple[AppliedRequest, ...] = ()
 
 
 def train(
@@ -122,7 +129,8 @@ def resume(
 ) -> RunSummary:
     """Take up a run where its ledger ends, and finish it.
 
-    Clients that were forgotten in the meantime stay out of all later rounds.
+    Clients that were forgotten in the meantime stay out of all later rounds, and
+    requests that were filed are applied first.
 
     Args:
         folder: The run.
@@ -161,8 +169,11 @@ def _run(
         _adopt(path, config, before, ledger)
         _align_metrics(path, prepared, workers, ledger)
         last: RoundMetrics | None = None
+        answered: list[AppliedRequest] = []
         while True:
-            if _forget_due(ledger, config):
+            done = _answer(ledger)
+            answered += done
+            if _forget_due(ledger, config) or done:
                 last = None
             if ledger.num_rounds >= config.rounds:
                 break
@@ -181,7 +192,16 @@ def _run(
             seconds=time.perf_counter() - started,
             clients=config.names,
             attackers=prepared.attack.attackers,
+            answered=tuple(answered),
         )
+
+
+def _answer(ledger: DiskLedger) -> tuple[AppliedRequest, ...]:
+    """Apply the requests that wait, and write what certificates are missing."""
+    if not ledger.requests() and not ledger.events():
+        return ()
+    folder = certificates_folder(ledger.path)
+    return apply_requests(ledger, certificates=folder, key=find_key())
 
 
 def _run_until_forgetting(
@@ -191,7 +211,11 @@ def _run_until_forgetting(
     ledger: DiskLedger,
     progress: Progress | None,
 ) -> RoundMetrics | None:
-    """Train and record rounds as long as nobody else is to be forgotten."""
+    """Train and record rounds as long as nobody else is to be forgotten.
+
+    A run that is taken up at any round goes on in the same way, so stopping here for a
+    request changes nothing but what the request changes.
+    """
     config, start, model = prepared.config, ledger.num_rounds, ledger.final
     stop = min([config.rounds, *(r for r in config.forgetting.values() if r > start)])
     absent = _absent(ledger, config)
@@ -207,6 +231,8 @@ def _run_until_forgetting(
         metrics_file.append(path / METRICS, metrics)
         if progress is not None:
             progress(metrics)
+        if has_waiting(ledger):
+            break
     return metrics
 
 
@@ -278,8 +304,11 @@ def _forget_due(ledger: DiskLedger, config: RunConfig) -> bool:
         for client, before in sorted(config.forgetting.items())
         if before <= now and client in known and known[client].state == "active"
     ]
-    for client in due:
-        forget(ledger, [client])
+    if due:
+        key, folder = find_key(), certificates_folder(ledger.path)
+        for client in due:
+            forget(ledger, [client])
+        write_certificates(ledger, folder, key)
     return bool(due)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
+from typing import Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.ledger import WritableLedger, require_known
@@ -49,23 +51,34 @@ def commit(
 def erase(ledger: WritableLedger, clients: Iterable[ClientId]) -> tuple[ClientId, ...]:
     """Erase the history of clients that were forgotten before; the model stays."""
     names = _checked(ledger, clients)
-    ledger.commit_erasure(names, {"software": version("fastfedul")})
+    ledger.commit_erasure(names, {"software": _versions()})
     return names
 
 
 def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
-    """Return what the ledger's log keeps of a forgetting, as JSON values."""
-    bound = result.bound.value
+    """Return what the ledger's log keeps of a forgetting, as JSON values.
+
+    A certificate is made from this alone, also by another process after a crash.
+    Coverages are in the order of the clients, whose names stand elsewhere.
+    """
     return {
-        "software": version("fastfedul"),
+        "software": _versions(),
         "method": "fast-fedul",
         **settings_of(method),
+        "minimum_coverage": method.minimum_coverage,
         "rounds": result.rounds,
         "coverage": result.coverage,
-        "delta_norm": norm(result.delta.flat),
-        "bound": bound if bound is not None and math.isfinite(bound) else None,
-        "lipschitz": result.bound.lipschitz,
+        "coverages": [result.coverage_by_client[name] for name in result.clients],
+        "delta_norm": _finite(norm(result.delta.flat)),
+        "standard_error": _finite(result.standard_error),
+        "bound": _finite(result.bound.value),
+        "lipschitz": _finite(result.bound.lipschitz),
+        "bound_source": result.bound.source,
     }
+
+
+SETTINGS = ("skew", "damping", "damped", "spread", "persistence")
+"""Settings of the method that make a difference, of those the log has."""
 
 
 def settings_of(method: FastFedUL) -> dict[str, object]:
@@ -81,6 +94,25 @@ def settings_of(method: FastFedUL) -> dict[str, object]:
     single = isinstance(method.damping, int | float)
     damping = method.damping if single else list(method.damping)  # type: ignore[arg-type]
     return {"skew": method.skew, "damping": damping, "damped": method.damped}
+
+
+def method_of(details: Mapping[str, Any]) -> FastFedUL:
+    """Return the method with the settings that an entry of the log has."""
+    known = {name: details[name] for name in SETTINGS if name in details}
+    return FastFedUL(**known, minimum_coverage=0.0)
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number that JSON can hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "fastfedul": version("fastfedul"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+    }
 
 
 def _checked(

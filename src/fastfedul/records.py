@@ -175,6 +175,35 @@ class RunningSums:
     num_unseen: int
 
 
+RequestState = Literal["waiting", "applied", "refused", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """Somebody asked for a client to be forgotten.
+
+    Attributes:
+        number: Requests of a ledger count from 1.
+        client: Who is to be forgotten.
+        asked: When it was asked, in UTC, ISO 8601.
+        reason: Why, in the words of whoever asked.
+        state: `waiting`; `applied`: the client is out of the model; `refused`;
+            `cancelled`.
+        decided: When it stopped waiting.
+        answer: Why it was refused.
+        event: Number of the entry of the log that says how it was applied.
+    """
+
+    number: int
+    client: ClientId
+    asked: str
+    reason: str | None
+    state: RequestState
+    decided: str | None
+    answer: str | None
+    event: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One entry of the log of what was forgotten.
@@ -190,3 +219,19 @@ class Event:
     kind: str
     clients: tuple[ClientId, ...]
     details: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """An event with its place in the log on disk.
+
+    Attributes:
+        number: Entries count from 1.
+        event: What happened.
+        digest: Digest of the entry in hexadecimal; the next entry holds it, so that
+            it stands for the whole log up to here.
+    """
+
+    number: int
+    event: Event
+    digest: str

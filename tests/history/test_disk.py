@@ -37,6 +37,7 @@ from fastfedul import (
     Params,
     Round,
     UnlearnRequest,
+    add_request,
     forget,
     params_at,
     verify,
@@ -885,10 +886,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ledger.append(
                 round_of(index, clients=clients, dropped=frozenset({CLIENTS[index]}))
             )
+        add_request(path, "gone", "consent withdrawn")
         forget(ledger, ["gone"], erase=True)
         ledger.append(round_of(4, clients=(*CLIENTS, "left")))
         forget(ledger, ["left"])
         ledger.append(round_of(5, dropped=frozenset({"d"})))
+        add_request(path, "b")
     return path
 
 
@@ -914,6 +917,7 @@ READINGS: dict[str, Callable[[LedgerReader], object]] = {
     "clients": lambda ledger: dict(ledger.clients()),
     "rounds": lambda ledger: ledger.rounds(),
     "events": lambda ledger: ledger.events(),
+    "requests": lambda ledger: ledger.requests(),
     "updates of": lambda ledger: [ledger.updates_of(name) for name in CLIENTS],
     "updates in": lambda ledger: [
         ledger.updates_in(index) for index in range(ledger.num_rounds)
@@ -927,6 +931,7 @@ INDEX_ONLY = [
         "clients",
         "rounds",
         "events",
+        "requests",
         "updates of",
         "updates in",
         "number of bytes",
@@ -1092,7 +1097,8 @@ def test_an_added_row_is_found_and_never_believed(
     )
     index.commit()
     index.close()
-    if table in ("ledger", "head"):  # They have one row, and only that one is read.
+    # These have one row, and only that one is read.
+    if table in ("ledger", "head", "request_head"):
         assert_no_wrong_answer(damaged, truth)
         return
     assert problems_of(damaged)

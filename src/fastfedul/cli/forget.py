@@ -9,6 +9,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from fastfedul.certificates import (
+    certificate_path,
+    certificates_folder,
+    write_certificates,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -20,6 +25,7 @@ from fastfedul.cli.output import (
     show_seconds,
     warn,
 )
+from fastfedul.cli.request import UNSIGNED
 from fastfedul.errors import InvalidInputError
 from fastfedul.forgetting import commit, erase, settings_of
 from fastfedul.history.ledger import require_known
@@ -28,6 +34,7 @@ from fastfedul.history.reading import LedgerReader
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
+from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL, Removal
 from fastfedul.unlearn.protocol import UnlearnRequest
 
@@ -108,7 +115,8 @@ def forget_clients(
 
     The cleaned model becomes the ledger's current model, and the clients are refused
     from then on. Their updates stay in the ledger unless you add **--erase**;
-    that can also be done later, with the same command.
+    that can also be done later, with the same command. A certificate says what was
+    done; **fastfedul verify** checks it.
 
     Example: `fastfedul forget my-ledger hospital-7 --out clean.safetensors`
     """
@@ -123,6 +131,7 @@ def forget_clients(
         damped="alternate" if alternate else "all",
         minimum_coverage=minimum_coverage,
     )
+    key = None if dry_run else find_key()
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
     with opened as ledger:
         require_known(ledger, names)
@@ -144,6 +153,8 @@ def forget_clients(
             facts = _forget(ledger, names, method, erase_history, out_file)
         inside = None if dry_run else str(ledger.model_path)
         facts["model"] = str(out_file) if out_file else inside
+        facts["certificate"] = None if dry_run else _certify(ledger, key)
+    facts["signed"] = key is not None
     facts |= {"erased": erase_history and not dry_run, "dry_run": dry_run}
     if json:
         print_json(facts)
@@ -167,6 +178,12 @@ def _forget(
             with err().status("writing the ledger"):
                 commit(ledger, method, result, erase=erase_history)
     return _facts(result, method)
+
+
+def _certify(ledger: LedgerReader, key: SigningKey | None) -> str:
+    folder = certificates_folder(ledger.path)
+    write_certificates(ledger, folder, key)
+    return str(certificate_path(folder, ledger.log()[-1]))
 
 
 def _erase_only(
@@ -228,6 +245,9 @@ def _show(facts: dict[str, Any]) -> None:
                      f"{show_seconds(facts['seconds'])}"),
         ]  # fmt: skip
     rows.append(("model", facts["model"] or "not written"))
+    if facts["certificate"]:
+        note = "" if facts["signed"] else f" ({UNSIGNED})"
+        rows.append(("certificate", facts["certificate"] + note))
     verb = "Would forget" if facts["dry_run"] else "Forgot"
     print_facts(f"{verb} {names}", rows)
     if facts["dry_run"]:

@@ -16,9 +16,12 @@ from fastfedul.cli import (
     evaluate,
     flower,
     forget,
+    key,
     ledger,
     reproduce,
+    request,
     train,
+    verify,
 )
 from fastfedul.cli.output import err
 from fastfedul.errors import FastFedULError
@@ -33,9 +36,12 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(flower.app, name="flower")
+app.add_typer(request.app, name="request")
+app.add_typer(key.app, name="key")
 app.command("demo")(demo.run_demo)
 app.command("train")(train.train_run)
 app.command("forget")(forget.forget_clients)
+app.command("verify")(verify.verify_certificate)
 app.command("evaluate")(evaluate.evaluate_run)
 app.command("compare")(compare.compare_methods)
 app.command("report")(compare.write_report)
@@ -69,7 +75,8 @@ def main(
     model would be without a client, and makes that the current model. It is an
     estimate: each result says how much of
     the client's history it could use, and nothing here certifies that a model has
-    forgotten.
+    forgotten. **request** asks for it while training goes on; every forgetting gets a
+    certificate of what was done, signed with a **key**, which **verify** checks.
 
     Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
     wrong usage; 130 interrupted.

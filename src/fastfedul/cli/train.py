@@ -24,6 +24,7 @@ from fastfedul.cli.output import (
     print_json,
     show_seconds,
 )
+from fastfedul.cli.request import answers_of, show_answers
 from fastfedul.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def train_run(
     The folder gets config.toml, ledger/, metrics.jsonl and the models. A run that was
     stopped, in whatever way, goes on with **--resume** and ends with the same bytes;
     clients forgotten in the meantime stay out. With --resume only --rounds, --workers,
-    --engine and --forget may change.
+    --engine and --forget may change. While it runs, **fastfedul request add** asks for
+    a client to be forgotten; that happens before the next round.
 
     Examples: `fastfedul train my-run`,
     `fastfedul train my-run --data mnist --attack pixel --rounds 30`,
@@ -265,6 +267,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "seconds": summary.seconds,
         "clients": list(summary.clients),
         "attackers": list(summary.attackers),
+        "requests": answers_of(summary.answered),
     }
 
 
@@ -281,6 +284,7 @@ def _show(summary: RunSummary) -> None:
         ]
     rows += [("time", show_seconds(summary.seconds)), ("chain", summary.chain)]
     print_facts(f"Trained {summary.path}", rows)
+    show_answers(summary.answered)
     out().print(
         f"Take a client out with: fastfedul forget {summary.path} {summary.clients[0]}",
         markup=False,

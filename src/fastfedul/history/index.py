@@ -16,8 +16,10 @@ from fastfedul.history.schema import (
     BY_CLIENT,
     COUNTED,
     REFERENCES,
+    REQUEST_TABLES,
     Row,
     Value,
+    definition,
     definitions,
     digest_of,
     key_of,
@@ -65,7 +67,29 @@ class Index:
         """Create every table, inside `writing()`."""
         for statement in definitions():
             self._execute(statement)
+        self.put("request_head", (1, 0))
         self._counts = dict.fromkeys(COUNTED, 0)
+
+    def create_request_tables(self) -> None:
+        """Create the tables of requests in a ledger that is older than they are."""
+        for table in REQUEST_TABLES:
+            self._execute(definition(table))
+        self.put("request_head", (1, 0))
+
+    def has_requests(self) -> bool:
+        """Return whether there are tables of requests.
+
+        Raises:
+            LedgerDamagedError: If they are missing for another reason than age.
+        """
+        found = self._definitions()
+        if all(definition(table) in found for table in REQUEST_TABLES):
+            return True
+        if found != sorted(definitions(without=REQUEST_TABLES)):
+            raise LedgerDamagedError(
+                f"{self.path} is damaged: the definition of a table was changed"
+            )
+        return False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -195,8 +219,12 @@ class Index:
 
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
+        without = (), REQUEST_TABLES
+        return self._definitions() in [sorted(definitions(without=w)) for w in without]
+
+    def _definitions(self) -> list[str]:
         found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return sorted(row[0] for row in found) == sorted(definitions())
+        return sorted(str(row[0]) for row in found)
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.folder import ARRAYS, INDEX, find_ledger
 from fastfedul.history.index import Index
+from fastfedul.history.request_rows import read_log, read_requests
 from fastfedul.history.schema import FORMAT, Row, Value, names
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.sums import SumSources, accumulate
@@ -25,6 +25,8 @@ from fastfedul.records import (
     ClientId,
     Combination,
     Event,
+    ForgetRequest,
+    LogEntry,
     Model,
     RoundEntry,
     RunningSums,
@@ -178,18 +180,19 @@ class LedgerReader:
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
+        return tuple(entry.event for entry in self.log())
+
+    def log(self) -> Sequence[LogEntry]:
+        """Return the same log with the number and digest of each entry."""
         with self.index.reading():
-            rows = [fields("events", row) for row in self.index.rows("events")]
-            self._require_count("events", len(rows))
-        return tuple(
-            Event(
-                row["time"],
-                row["kind"],
-                tuple(json.loads(row["clients"])),
-                json.loads(row["details"]),
-            )
-            for row in rows
-        )
+            entries = read_log(self.index)
+            self._require_count("events", len(entries))
+        return entries
+
+    def requests(self) -> Sequence[ForgetRequest]:
+        """Return who was asked to be forgotten, in the order of asking."""
+        with self.index.reading():
+            return read_requests(self.index)
 
     def running_sums(self, client: ClientId) -> RunningSums:
         """Return what a client accumulated over all its updates, kept or not."""

@@ -81,8 +81,25 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "num_adjustments INTEGER",
         "num_events INTEGER",
     ),
+    "requests": (
+        "id INTEGER PRIMARY KEY",
+        "client INTEGER",
+        "asked TEXT",
+        "reason TEXT",
+        "state TEXT",
+        "decided TEXT",
+        "answer TEXT",
+        "event INTEGER",
+    ),
+    "request_head": ("id INTEGER PRIMARY KEY", "num_requests INTEGER"),
 }
 """Every table and its columns, in the order in which the digest takes them."""
+
+REQUEST_TABLES = ("requests", "request_head")
+"""Tables that processes other than the one writer may change; early ledgers have none.
+
+They have a head of their own, so that nobody but the writer ever touches its head.
+"""
 
 COUNTED = tuple(
     column.split()[0].removeprefix("num_")
@@ -142,16 +159,17 @@ def digest_of(*values: Value) -> bytes:
     return blake3(canonical(*values)).digest()
 
 
-def definitions() -> list[str]:
+def definition(table: str) -> str:
+    """Return the statement that creates a table."""
+    key = ", PRIMARY KEY (client, round)" if table in BY_CLIENT else ""
+    rowid = " WITHOUT ROWID" if table in {*BY_CLIENT, "arrays"} else ""
+    columns = ", ".join(COLUMNS[table])
+    return f"CREATE TABLE {table} ({columns}, digest BLOB{key}){rowid}"
+
+
+def definitions(*, without: tuple[str, ...] = ()) -> list[str]:
     """Return the statements that create the tables and indexes."""
-    tables = []
-    for table, columns in COLUMNS.items():
-        key = ", PRIMARY KEY (client, round)" if table in BY_CLIENT else ""
-        rowid = " WITHOUT ROWID" if table in {*BY_CLIENT, "arrays"} else ""
-        tables.append(
-            f"CREATE TABLE {table} ({', '.join(columns)}, digest BLOB{key}){rowid}"
-        )
     return [
-        *tables,
+        *(definition(table) for table in COLUMNS if table not in without),
         "CREATE INDEX updates_by_round ON updates (round, client)",
     ]

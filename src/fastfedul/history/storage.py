@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.errors import InvalidInputError, LedgerError, RequestClosedError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.chain import content_of, genesis, link
@@ -27,6 +27,7 @@ from fastfedul.history.reading import fields
 from fastfedul.history.recording import (
     require_buffers,
 )
+from fastfedul.history.request_rows import decide, waiting_for
 from fastfedul.history.schema import FORMAT, digest_of
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.transaction import Change
@@ -34,6 +35,7 @@ from fastfedul.history.writing import LedgerWriter
 from fastfedul.params import Flat, Params
 from fastfedul.records import (
     ClientId,
+    ForgetRequest,
     Model,
     StorageDtype,
     VectorRef,
@@ -107,14 +109,31 @@ class DiskLedger(LedgerWriter):
         details: Mapping[str, object],
         *,
         erase: bool = False,
+        request: int | None = None,
     ) -> None:
-        """Move the model by delta and bar the clients; optionally erase them too."""
+        """Move the model by delta and bar the clients; optionally erase them too.
+
+        Requests that wait for these clients are applied by it, in the same step.
+
+        Args:
+            clients: Whom.
+            delta: Cleaned minus current model.
+            details: What the log keeps of it, as JSON values.
+            erase: Also rewrite the history as if they had never been there.
+            request: Number of a request that must still be waiting.
+
+        Raises:
+            RequestClosedError: If it is not; nothing has happened then.
+        """
         require_known(self, clients)
         model = self.final
         flat = model.params.flat + delta
         if not np.isfinite(flat).all():
             raise InvalidInputError("forgetting would make the model infinite")
         with self._changing("the forgetting") as change:
+            asked = waiting_for(self.index, clients)
+            if request is not None and request not in {r.number for r in asked}:
+                raise RequestClosedError(f"request {request} is not waiting any more")
             at = int(change.head["num_rounds"])
             self._adjust(change, at, delta)
             cleaned = Model(Params(self._settings.layout, flat), model.buffers)
@@ -126,9 +145,12 @@ class DiskLedger(LedgerWriter):
                 change.replace("clients", row)
             if erase:
                 self._erase(change, clients)
-            self._log(
-                change, "forget and erase" if erase else "forget", clients, details
-            )
+            if asked:
+                details = {**details, "requests": [_described(r) for r in asked]}
+            kind = "forget and erase" if erase else "forget"
+            event = self._log(change, kind, clients, details)
+            for waiting in asked:
+                decide(self.index, waiting.number, "applied", event=event)
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]
@@ -200,11 +222,13 @@ class DiskLedger(LedgerWriter):
         kind: str,
         clients: Sequence[ClientId],
         details: Mapping[str, object],
-    ) -> None:
+    ) -> int:
+        """Add an entry to the log and return its number."""
         events = self.index.rows("events")
         previous = digest_of(*events[-1]) if events else b""
         everything = {
             **details,
+            "recorded_rounds": change.head["num_rounds"],
             "chain_before": change.before["chain"].hex(),
             "chain_after": change.head["chain"].hex(),
             "model_before": change.before["model"].hex(),
@@ -219,6 +243,7 @@ class DiskLedger(LedgerWriter):
             json.dumps(everything, sort_keys=True),
             previous,
         )
+        return len(events) + 1
 
     def _content(self, row: Mapping[str, Any], without: set[int]) -> bytes:
         participants = []
@@ -260,6 +285,15 @@ class DiskLedger(LedgerWriter):
             settings.aggregation,
             self._initial,
         )
+
+
+def _described(request: ForgetRequest) -> dict[str, object]:
+    """Return what the log keeps of a request."""
+    return {
+        "request": request.number,
+        "asked": request.asked,
+        "reason": request.reason,
+    }
 
 
 def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:

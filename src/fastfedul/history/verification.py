@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastfedul.errors import LedgerError
 from fastfedul.history import arrays
@@ -17,7 +17,8 @@ from fastfedul.history.chain import content_of, genesis, link
 from fastfedul.history.folder import ARRAYS
 from fastfedul.history.index import Index
 from fastfedul.history.reading import LedgerReader, fields
-from fastfedul.history.schema import COUNTED, REFERENCES, digest_of
+from fastfedul.history.request_rows import read_log, read_requests
+from fastfedul.history.schema import COUNTED, REFERENCES, REQUEST_TABLES, digest_of
 
 Progress = Callable[[int, int], None]
 
@@ -57,6 +58,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
             return Verification(tuple(problems), 0, 0, 0, 0, "")
         head = fields("head", index.one("head", id=1))
         problems += _chain_problems(index, head)
+        problems += _request_problems(index)
         problems += _reference_problems(index)
         rows = [fields("arrays", row) for row in index.rows("arrays")]
         total = sum(row["num_bytes"] for row in rows)
@@ -91,6 +93,9 @@ def _index_problems(index: Index) -> Iterator[str]:
         for table in ("ledger", "head", *COUNTED):
             yield from index.changed_rows(table)
         head = fields("head", index.one("head", id=1))
+        if index.has_requests():
+            for table in REQUEST_TABLES:
+                yield from index.changed_rows(table)
     except LedgerError as error:
         yield str(error)
         return
@@ -154,6 +159,27 @@ def _chain_problems(index: Index, head: dict[str, Any]) -> Iterator[str]:
         if fields("events", row)["previous"] != previous:
             yield f"event {row[0]!r} of the log does not follow the one before"
         previous = digest_of(*row)
+
+
+def _request_problems(index: Index) -> Iterator[str]:
+    """Compare the requests with the log: each one applied is named by its entry."""
+    try:
+        requests = read_requests(index)
+    except LedgerError as error:
+        yield str(error)
+        return
+    applied = {
+        (request.number, request.event)
+        for request in requests
+        if request.state == "applied"
+    }
+    logged = {
+        (asked["request"], entry.number)
+        for entry in read_log(index)
+        for asked in cast(Any, entry.event.details.get("requests", ()))
+    }
+    for number, _ in sorted(applied ^ logged):
+        yield f"request {number}: the table and the log disagree on what became of it"
 
 
 def _reference_problems(index: Index) -> Iterator[str]:

@@ -138,6 +138,45 @@ class KeptView(LedgerView):
 
 
 @dataclass(slots=True)
+class PastView(LedgerView):
+    """A ledger as it was some rounds ago, for what reads rounds and updates.
+
+    Running sums and the model are those of today.
+
+    Attributes:
+        ledger: A ledger from which nobody was erased since.
+        stop: How many rounds there were.
+        gone: Who had been forgotten by then.
+    """
+
+    stop: int
+    gone: frozenset[ClientId]
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds there were."""
+        return self.stop
+
+    def clients(self) -> Mapping[ClientId, ClientEntry]:
+        """Return every client seen, who was forgotten later as active again."""
+        return {
+            name: entry
+            if name in self.gone
+            else replace(entry, state="active", forgotten_at=None)
+            for name, entry in self.ledger.clients().items()
+        }
+
+    def rounds(self) -> Sequence[RoundEntry]:
+        """Return the rounds of that time."""
+        return self.ledger.rounds()[: self.stop]
+
+    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
+        """Return what one client had taken part in."""
+        updates = self.ledger.updates_of(client)
+        return tuple(update for update in updates if update.round < self.stop)
+
+
+@dataclass(slots=True)
 class CountedLedger(LedgerView):
     """A ledger that counts what is read of its arrays.
 

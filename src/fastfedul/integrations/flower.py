@@ -48,8 +48,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.logger import log
 
+from fastfedul.certificates import certificates_folder
 from fastfedul.errors import InvalidInputError
-from fastfedul.history.storage import DiskLedger
 from fastfedul.integrations.flower_arrays import Buffers, buffer_rule, disagreement
 from fastfedul.integrations.flower_grid import AdmittedGrid
 from fastfedul.integrations.flower_identity import Identify, Identities
@@ -59,10 +59,12 @@ from fastfedul.integrations.flower_rounds import (
     make_round,
     sort_replies,
 )
-from fastfedul.integrations.flower_run import RecordedRun
+from fastfedul.integrations.flower_run import Answering, RecordedRun
 from fastfedul.integrations.flower_strategies import aggregation_of
 from fastfedul.params import Params, norm
 from fastfedul.records import ClientId, KeepUse, Model, StorageDtype
+from fastfedul.signing import SigningKey, find_key
+from fastfedul.unlearn.fast_fedul import FastFedUL
 
 __all__ = [
     "IdentityError",
@@ -73,7 +75,6 @@ __all__ = [
 ]
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
-ApplyRequests = Callable[[DiskLedger], Sequence[object]]
 
 _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 
@@ -86,6 +87,10 @@ class Recorded(Strategy):
 
     A ledger that exists is gone on with: its model replaces the initial arrays, its
     rounds count towards `num_rounds`, and its forgotten clients get no message.
+
+    Requests to forget may be filed at any time, with `fastfedul request add LEDGER
+    CLIENT` or `fastfedul.requests.add_request`. They are applied between two rounds:
+    training goes on from the cleaned model and without the client.
 
     Beside the ledger lie `LEDGER.nodes.json`, the names and key fingerprints of all
     clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
@@ -110,8 +115,10 @@ class Recorded(Strategy):
             None for whole numbers and the statistics of batch normalisation.
         query_timeout: Seconds that a node may take to say who it is.
         seed: Seed of the draws of `keep`.
-        apply_requests: Called with the ledger before the first round and after every
-            round; what it forgets is out from there on.
+        method: The method that forgets, with its settings.
+        erase: Also erase the history of whoever is forgotten.
+        certificates: Folder for the certificates; None for the ledger's usual one.
+        key: Signs them; None for the key of the usual place, if there is one.
     """
 
     def __init__(
@@ -130,7 +137,10 @@ class Recorded(Strategy):
         buffers: Buffers | None = None,
         query_timeout: float = 120.0,
         seed: int = 0,
-        apply_requests: ApplyRequests | None = None,
+        method: FastFedUL | None = None,
+        erase: bool = True,
+        certificates: Path | str | None = None,
+        key: SigningKey | None = None,
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
@@ -155,8 +165,14 @@ class Recorded(Strategy):
         self._identities = Identities(
             path.with_name(f"{path.name}.nodes.json"), identify, query_timeout
         )
-        self._run = RecordedRun(path, self._settings, buffer_rule(buffers))
-        self._apply_requests = apply_requests
+        folder = certificates_folder(path) if certificates is None else certificates
+        answering = Answering(
+            method=method or FastFedUL(),
+            erase=erase,
+            certificates=Path(folder).absolute(),
+            key=find_key() if key is None else key,
+        )
+        self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
         self._sent: Sequence[Message] = ()
         self._before: Model | None = None
         self._any_sent = False
@@ -235,7 +251,6 @@ class Recorded(Strategy):
         """Return the wrapped strategy's messages, none to a forgotten client."""
         self._open(arrays)
         self._before = self._run.require_current(arrays)
-        self._identities.retry()
         admitted = self._admitted_grid(grid)
         number = self._run.num_rounds + 1
         sent = list(self._strategy.configure_train(number, arrays, config, admitted))
@@ -285,7 +300,7 @@ class Recorded(Strategy):
                     f"{self._settings.aggregation} of the updates: {gap}"
                 )
         self._run.append(round_)
-        self._forget_waiting()
+        self._run.answer_waiting()
         return self._run.arrays, metrics
 
     def configure_evaluate(
@@ -306,8 +321,7 @@ class Recorded(Strategy):
         return self._strategy.aggregate_evaluate(number, replies)
 
     def _open(self, arrays: ArrayRecord) -> None:
-        if self._run.open(arrays):
-            self._forget_waiting()
+        self._run.open(arrays)
 
     def _train_round(
         self, number: int, config: ConfigRecord, grid: Grid, timeout: float
@@ -334,11 +348,6 @@ class Recorded(Strategy):
             return None
         replies = grid.send_and_receive(messages, timeout=timeout)
         return self.aggregate_evaluate(number, replies)
-
-    def _forget_waiting(self) -> None:
-        """Apply the requests that wait; the one place where that happens."""
-        if self._apply_requests is not None and self._apply_requests(self._run.ledger):
-            self._run.refresh()
 
     def _gone(self) -> frozenset[ClientId]:
         entries = self._run.ledger.clients().items()

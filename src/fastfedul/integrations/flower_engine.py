@@ -160,12 +160,12 @@ class FlowerWorkers:
         with contextlib.suppress(BrokenPipeError):
             # The engine ends when this end of its input does.
             self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        # Also what Ray leaves behind if the engine was killed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._folder.cleanup()
 
     def _started(self, config: RunConfig) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -212,7 +212,8 @@ class FlowerWorkers:
 
     def _last_words(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
+            if (code := self._process.wait(_PATIENCE)) < 0:
+                return f"killed by signal {-code}"
         log = (Path(self._folder.name) / "log").read_text("utf-8", errors="replace")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         return "".join(c for c in lines[-1] if c.isprintable()) if lines else "silently"

@@ -9,10 +9,13 @@ ends, so does the process, whatever it is at.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -85,21 +88,26 @@ def _train(
     return [to_result(answered[m.metadata.message_id], layout) for m in messages]
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(folder: Path) -> None:
+    """Wait for the end of standard input; then end everything and tidy up."""
     sys.stdin.buffer.read()
     try:
         ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
-        os._exit(1)
+        # Ray's processes are in the group, this one too.
+        os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
     """Run the simulation until the parent has no more orders."""
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     order = connection.recv()
+    threading.Thread(
+        target=_leave_with_parent, args=(order.config.parent,), daemon=True
+    ).start()
     server = ServerApp()
 
     @server.main()

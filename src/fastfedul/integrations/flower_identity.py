@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import ERROR, WARNING
@@ -32,6 +33,9 @@ from fastfedul.whole_files import write_whole
 IdentifyMode = Literal["auto", "registered", "partition", "claimed"]
 Identify = IdentifyMode | Callable[[NodeInfo], ClientId]
 
+_AGAIN = 30.0
+"""Seconds after which a node that was not admitted is looked at again."""
+
 _ONE_LINE = (
     "add one line to the ClientApp: app = identify(ClientApp()) with "
     "fastfedul.integrations.flower_client.identify"
@@ -46,11 +50,13 @@ class Found:
         client: Which client it is; None if that could not be told.
         fingerprint: That of its key; None where nodes have no keys.
         problem: Why it could not be told.
+        silent: Whether it just did not answer, as a node does that is about to go.
     """
 
     client: ClientId | None = None
     fingerprint: str | None = None
     problem: str = ""
+    silent: bool = False
 
 
 class Identities:
@@ -74,7 +80,7 @@ class Identities:
         self._identify = identify
         self._timeout = timeout
         self._names: dict[int, ClientId] = {}
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, float] = {}
         self._keys: dict[ClientId, str | None] | None = None
 
     @property
@@ -95,23 +101,17 @@ class Identities:
                 left out with a line in the log.
 
         Raises:
-            IdentityError: If a node cannot be told, and always if none can.
+            IdentityError: If a node cannot be admitted; silent ones are only left out.
         """
-        present = set(grid.get_node_ids())
-        unknown = sorted(present - set(self._names) - set(self._refused))
+        present, now = set(grid.get_node_ids()), time.monotonic()
+        refused = {i for i, until in self._refused.items() if until > now}
+        unknown = sorted(present - set(self._names) - refused)
         if unknown:
             found = self._find(grid, unknown)
             for node_id in unknown:
                 self._admit(node_id, found[node_id], present, strict=strict)
             self._save()
-        if present and not present & set(self._names):
-            reasons = [self._refused[i] for i in sorted(present & set(self._refused))]
-            raise IdentityError(reasons[0])
         return {i: self._names[i] for i in sorted(present & set(self._names))}
-
-    def retry(self) -> None:
-        """Ask again those that could not be admitted so far."""
-        self._refused.clear()
 
     def _find(self, grid: Grid, node_ids: Sequence[int]) -> Mapping[int, Found]:
         nodes = {node.node_id: node for node in grid.get_nodes()}
@@ -135,10 +135,10 @@ class Identities:
         problem = found.problem or self._objection(found, present)
         if problem:
             problem = f"node {node_id} is not admitted: {problem}"
-            if strict:
+            if strict and not found.silent:
                 raise IdentityError(problem)
             log(ERROR, "%s", problem)
-            self._refused[node_id] = problem
+            self._refused[node_id] = time.monotonic() + _AGAIN
             return
         assert found.client is not None
         self._names = {i: c for i, c in self._names.items() if c != found.client}
@@ -230,7 +230,7 @@ def _fingerprint(node: NodeInfo) -> str | None:
 
 def _answered(reply: Message | None, mode: IdentifyMode) -> Found:
     if reply is None:
-        return Found(problem="it did not say in time who it is")
+        return Found(problem="it did not say in time who it is", silent=True)
     if reply.has_error():
         log(WARNING, "no answer to who it is: %s", reply.error.reason)
         return Found(problem=f"it cannot say who it is; {_ONE_LINE}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -18,6 +19,26 @@ from fastfedul.integrations.flower_arrays import IsBuffer, to_model, to_record
 from fastfedul.integrations.flower_rounds import Problems, RoundSettings
 from fastfedul.params import Array
 from fastfedul.records import Model, Round
+from fastfedul.requests import apply_requests, has_waiting
+from fastfedul.signing import SigningKey
+from fastfedul.unlearn.fast_fedul import FastFedUL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """How requests to forget are answered.
+
+    Attributes:
+        method: The method that forgets, with its settings.
+        erase: Whether the clients' history is erased too.
+        certificates: Folder for the certificates.
+        key: Signs them, if there is one.
+    """
+
+    method: FastFedUL
+    erase: bool
+    certificates: Path
+    key: SigningKey | None
 
 
 class RecordedRun:
@@ -26,11 +47,19 @@ class RecordedRun:
     Args:
         path: Folder of the ledger.
         settings: How rounds are made and stored.
+        answering: How requests to forget are answered.
         rule: Tells buffers from parameters.
     """
 
-    def __init__(self, path: Path, settings: RoundSettings, rule: IsBuffer) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: RoundSettings,
+        answering: Answering,
+        rule: IsBuffer,
+    ) -> None:
         self.path = path
+        self._answering = answering
         self.failures = path.with_name(f"{path.name}.failures.jsonl")
         self._settings = settings
         self._rule = rule
@@ -68,14 +97,14 @@ class RecordedRun:
             self._model = self.ledger.final
         return self._model
 
-    def open(self, arrays: ArrayRecord) -> bool:
-        """Open the ledger unless it is; return whether it was opened only now.
+    def open(self, arrays: ArrayRecord) -> None:
+        """Open the ledger unless it is, and answer what was asked in the meantime.
 
         Args:
             arrays: The model to start from, if there is no ledger yet.
         """
         if self._ledger is not None:
-            return False
+            return
         initial = to_model(arrays, self._rule)
         self._order = tuple(arrays)
         if (self.path / INDEX).is_file():
@@ -93,8 +122,9 @@ class RecordedRun:
                 aggregation=self._settings.aggregation,
                 update_dtype=self._settings.store,
             )
-        self.refresh()
-        return True
+        self._refresh()
+        if self.ledger.requests() or self.ledger.events():
+            self._answer()
 
     def close(self) -> None:
         """Let another process write to the ledger."""
@@ -105,9 +135,35 @@ class RecordedRun:
     def append(self, round_: Round) -> None:
         """Record a round; when this returns, it survives power loss."""
         self.ledger.append(round_)
-        self.refresh()
+        self._refresh()
 
-    def refresh(self) -> None:
+    def answer_waiting(self) -> None:
+        """Forget whoever asked for it since the last round."""
+        if has_waiting(self.ledger):
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer all requests, and write certificates that a crash prevented."""
+        own = self._answering
+        answered = apply_requests(
+            self.ledger,
+            certificates=own.certificates,
+            method=own.method,
+            key=own.key,
+            erase=own.erase,
+        )
+        for done in answered:
+            request = done.request
+            log(
+                INFO,
+                "request %s: %r is %s",
+                request.number,
+                request.client,
+                request.state,
+            )
+        self._refresh()
+
+    def _refresh(self) -> None:
         """Take the model anew from the ledger."""
         self._model = self._arrays = None
 

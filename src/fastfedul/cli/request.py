@@ -1,0 +1,217 @@
+"""`fastfedul request`: ask for a client to be forgotten, while training goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from fastfedul.certificates import certificate_path, certificates_folder
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_json,
+    print_table,
+    show_name,
+    warn,
+)
+from fastfedul.history.reading import LedgerReader
+from fastfedul.history.storage import DiskLedger
+from fastfedul.records import ForgetRequest
+from fastfedul.requests import (
+    AppliedRequest,
+    add_request,
+    apply_requests,
+    cancel_request,
+)
+from fastfedul.signing import find_key
+from fastfedul.unlearn.fast_fedul import FastFedUL
+
+app = typer.Typer(
+    help="Ask for a client to be forgotten, also while training goes on.",
+    no_args_is_help=True,
+)
+
+RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
+
+UNSIGNED = (
+    "not signed; make a key with `fastfedul key new`, then `fastfedul request apply` "
+    "signs what is not signed yet"
+)
+
+
+@app.command()
+def add(
+    run: RunPath,
+    client: Annotated[str, typer.Argument(help="Who is to be forgotten.")],
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            help="Why. It stays in the ledger and in the certificate for good, so "
+            "write no personal data."
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """File the request to forget a client.
+
+    A training that runs applies it before its next round; so does the next
+    **train --resume**. Without training, **fastfedul request apply RUN** does.
+
+    Example: `fastfedul request add my-run client-3 --reason "consent withdrawn"`
+    """
+    with err().status("waiting for the ledger"):
+        request = add_request(run, client, reason)
+    if json:
+        print_json(facts_of(request))
+        return
+    out().print(
+        f"Request {request.number}: {show_name(client)} is waiting to be forgotten. "
+        "Training applies it before its next round; without training: "
+        f"fastfedul request apply {run}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_requests(run: RunPath, json: JsonFlag = False) -> None:
+    """List what was asked for: state, time, and the certificate or the refusal."""
+    with LedgerReader(run) as ledger, ledger.snapshot():
+        folder = certificates_folder(ledger.path)
+        log = ledger.log()
+        rows = []
+        for request in ledger.requests():
+            path = None
+            if request.event is not None:
+                path = certificate_path(folder, log[request.event - 1])
+            rows.append(facts_of(request, path))
+    if json:
+        print_json({"requests": rows})
+        return
+    if not rows:
+        out().print("Nobody has asked to be forgotten.")
+        return
+    print_table(
+        f"Requests of {run}",
+        ["request", "client", "state", "asked", "reason", "outcome"],
+        [
+            [
+                str(row["request"]),
+                show_name(row["client"]),
+                row["state"],
+                row["asked"],
+                show_name(row["reason"] or ""),
+                _outcome(row),
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def cancel(
+    run: RunPath,
+    number: Annotated[int, typer.Argument(help="Number of the request.", metavar="ID")],
+    json: JsonFlag = False,
+) -> None:
+    """Take a waiting request back.
+
+    Example: `fastfedul request cancel my-run 2`
+    """
+    with err().status("waiting for the ledger"):
+        request = cancel_request(run, number)
+    if json:
+        print_json(facts_of(request))
+    else:
+        out().print(f"Request {number} is cancelled.")
+
+
+@app.command("apply")
+def apply_waiting(
+    run: RunPath,
+    damping: Annotated[float, typer.Option(help="As of **fastfedul forget**.")] = 0.07,
+    skew: Annotated[
+        str,
+        typer.Option(
+            help="As of **fastfedul forget**.", metavar="scalar|coordinate|none"
+        ),
+    ] = "scalar",
+    minimum_coverage: Annotated[
+        float,
+        typer.Option(help="Refuse if less of a client's share in the model was kept."),
+    ] = 0.2,
+    erase_history: Annotated[
+        bool,
+        typer.Option(
+            "--erase/--keep-history",
+            help="Also remove the clients' updates from the history.",
+        ),
+    ] = True,
+    json: JsonFlag = False,
+) -> None:
+    """Apply all waiting requests now, and write certificates that are missing.
+
+    For a ledger nobody is writing to; a training that runs does it by itself.
+    The exit code is 0 also if a request was refused: look at its state.
+
+    Example: `fastfedul request apply my-run`
+    """
+    method = FastFedUL(
+        damping=damping, skew=cast(Any, skew), minimum_coverage=minimum_coverage
+    )
+    key = find_key()
+    with DiskLedger(run) as ledger, err().status("forgetting"):
+        done = apply_requests(
+            ledger,
+            certificates=certificates_folder(ledger.path),
+            method=method,
+            key=key,
+            erase=erase_history,
+        )
+    if json:
+        print_json({"requests": answers_of(done)})
+        return
+    if not done:
+        out().print("No request is waiting.")
+    show_answers(done)
+
+
+def facts_of(request: ForgetRequest, certificate: Path | None = None) -> dict[str, Any]:
+    """Return a request as it is printed for scripts."""
+    return {
+        "request": request.number,
+        "client": request.client,
+        "state": request.state,
+        "asked": request.asked,
+        "reason": request.reason,
+        "decided": request.decided,
+        "answer": request.answer,
+        "certificate": None if certificate is None else str(certificate),
+    }
+
+
+def answers_of(done: tuple[AppliedRequest, ...]) -> list[dict[str, Any]]:
+    """Return answered requests as they are printed for scripts."""
+    return [
+        {**facts_of(one.request, one.certificate), "signed": one.signed} for one in done
+    ]
+
+
+def show_answers(done: tuple[AppliedRequest, ...]) -> None:
+    """Print what became of requests, a line each."""
+    for row in answers_of(done):
+        out().print(
+            f"Request {row['request']}, {show_name(row['client'])}: {row['state']}; "
+            f"{_outcome(row)}",
+            markup=False,
+            soft_wrap=True,
+        )
+    if any(one.certificate and not one.signed for one in done):
+        warn(f"the certificates are {UNSIGNED}")
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    return str(row["answer"] or row["certificate"] or row["decided"] or "")
