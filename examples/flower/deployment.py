@@ -28,10 +28,13 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from identities import make_client_key, make_server_certificate
 
 Value = str | int | float | bool
+Process = subprocess.Popen[bytes]
+Found = TypeVar("Found")
 
 _MARK = "FASTFEDUL_DEPLOYMENT"
 _QUIET = {
@@ -91,9 +94,6 @@ class Run:
             "list", self._link, "--run-id", self.number, "--format", "json"
         )
         return str(found["runs"][0]["status"])
-
-
-Process = subprocess.Popen[bytes]
 
 
 class Deployment:
@@ -241,16 +241,14 @@ class Deployment:
             )
             self.nodes[name] = process
 
-            def taken_in(process: Process = process, log: Path = log) -> bool | None:
+            def outcome(process: Process = process, log: Path = log) -> str | None:
                 if "SuperNode ID:" in log.read_text("utf-8", "replace"):
-                    return True
-                return False if process.poll() is not None else None
+                    return "taken in"
+                return None if process.poll() is None else "refused"
 
-            found = self.wait_for(
-                taken_in, 90, f"the SuperNode {name}; see {log}", absent=None
-            )
+            found = self.wait_for(outcome, 90, f"the SuperNode {name}; see {log}")
             waited = time.monotonic() - began
-            if found:
+            if found == "taken in":
                 self._say(f"SuperNode {name} is online after {waited:.0f} s")
                 return waited
             if waited >= patience:
@@ -335,7 +333,7 @@ class Deployment:
                     found.append(int(entry.parent.name))
         return found
 
-    def flwr(self, *arguments: str) -> dict[str, list[dict[str, object]]]:
+    def flwr(self, *arguments: str) -> dict[str, Any]:
         """Return what a command of Flower answers as JSON."""
         done = subprocess.run(
             ("flwr", *arguments),
@@ -355,20 +353,15 @@ class Deployment:
         return dict(found)
 
     def wait_for(
-        self,
-        look: Callable[[], object],
-        seconds: float,
-        what: str,
-        *,
-        absent: object = False,
-    ):
-        """Return what `look` finds, as soon as it finds something.
+        self, look: Callable[[], Found | None], seconds: float, what: str
+    ) -> Found:
+        """Return what `look` finds, as soon as it is more than None or False.
 
         Raises:
             DeploymentError: If it finds nothing for so many seconds.
         """
         deadline = time.monotonic() + seconds
-        while (found := look()) is absent or (found is None):
+        while not (found := look()):
             if time.monotonic() > deadline:
                 raise DeploymentError(f"waited {seconds:g} s for {what}")
             time.sleep(0.1)

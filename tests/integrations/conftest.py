@@ -1,3 +1,3 @@
-"""The app in `flower_app` is run by Flower, and not collected."""
+"""The app in `deployed_app` is run by Flower, and not collected."""
 
-collect_ignore = ["flower_app"]
+collect_ignore = ["deployed_app"]

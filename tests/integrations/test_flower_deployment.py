@@ -25,9 +25,9 @@ if find_spec("flwr") is None:
         pytest.fail("Flower is not installed; run `make setup`")
     pytest.skip("needs the extra flower", allow_module_level=True)
 
-from deployment import Deployment, DeploymentError
+from deployment import Deployment, DeploymentError, Value
 
-APP = Path(__file__).parent / "flower_app"
+APP = Path(__file__).parent / "deployed_app"
 CLIENTS = ("client-0", "client-1", "client-2")
 LONG = 300.0
 """Seconds for what takes one minute on an idle machine."""
@@ -42,13 +42,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(folder: Path) -> Iterator[Deployment]:
     fastfedul("key", "new", str(folder / "signing.pem"))
     signing = {"FASTFEDUL_KEY": str(folder / "signing.pem")}
-    with Deployment(folder, environment=signing) as running:
+    with Deployment(folder, environment=signing, say=print) as running:
         running.start_superlink()
         for number, name in enumerate(CLIENTS):
             own = folder / name
             own.mkdir()
             running.register(name)
-            config = {"partition-id": number, "folder": str(own)}
+            config: dict[str, Value] = {"partition-id": number, "folder": str(own)}
             running.start_supernode(name, config)
         yield running
     assert running.pids() == []
@@ -106,7 +106,7 @@ def test_a_client_is_forgotten_while_a_deployment_trains(
     ledger = folder / "ledger"
     for client in range(3):
         note(folder, "hold", client, 2).touch()
-    config = {"num-server-rounds": 4, "ledger": str(ledger), "min-nodes": 3}
+    config: dict[str, Value] = {"num-server-rounds": 4, "ledger": str(ledger)}
     run = deployment.start_run(APP, config)
     for client in range(3):
         wait_until(deployment, note(folder, "started", client, 2))
@@ -169,8 +169,8 @@ def test_faults_cost_a_round_and_never_the_ledger(
     note(folder, "poison", 2, 1).touch()
     for client, number in ((0, 2), (0, 4), (1, 4), (2, 4)):
         note(folder, "hold", client, number).touch()
-    config = {"num-server-rounds": 5, "ledger": str(ledger)}
-    run = deployment.start_run(APP, config | {"min-nodes": 3})
+    config: dict[str, Value] = {"num-server-rounds": 5, "ledger": str(ledger)}
+    run = deployment.start_run(APP, config)
 
     deployment.make_key("stranger")
     with pytest.raises(DeploymentError, match="refused"):
@@ -199,7 +199,7 @@ def test_faults_cost_a_round_and_never_the_ledger(
         lambda: not server_apps(deployment), LONG, "the ServerApp to end"
     )
     deployment.start_superlink()
-    again = deployment.start_run(APP, config | {"min-nodes": 3})
+    again = deployment.start_run(APP, config)
     assert again.wait(LONG) == "finished:completed"
     assert run.status() == "finished:failed"
 

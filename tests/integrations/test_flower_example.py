@@ -16,11 +16,10 @@ import pytest
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.verification import verify
 
-for needed in ("flwr", "ray", "torch"):
-    if find_spec(needed) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{needed} is not installed; run `make setup`")
-        pytest.skip("needs the extras torch and flower", allow_module_level=True)
+if not all(map(find_spec, ("flwr", "ray", "torch"))):
+    if os.environ.get("CI"):
+        pytest.fail("Flower or PyTorch is not installed; run `make setup`")
+    pytest.skip("needs the extras torch and flower", allow_module_level=True)
 
 from deployment import Deployment
 from prepare import prepare
@@ -46,8 +45,10 @@ def processes_of(folder: Path) -> list[str]:
 def test_the_deploy_script_forgets_a_client(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     done = subprocess.run(
-        [sys.executable, EXAMPLE / "deploy", "--folder", folder, "--json"]
-        + ["--nodes", "2", "--rounds", "3", "--forget", "client-0"],
+        [
+            *(sys.executable, EXAMPLE / "deploy", "--folder", folder, "--json"),
+            *("--nodes", "2", "--rounds", "3", "--forget", "client-0"),
+        ],
         capture_output=True,
         text=True,
         timeout=800,
@@ -114,17 +115,13 @@ def test_the_app_runs_in_simulation_and_goes_on_without_a_client(
     prepare(data, num_clients=3, partition="iid", seed=0)
     config: dict[str, Any] = {"data": str(data), "ledger": str(ledger)}
     with Deployment(tmp_path / "flower") as deployment:
-        run = deployment.start_simulation(
-            EXAMPLE, 3, config | {"num-server-rounds": 2}
-        )
+        run = deployment.start_simulation(EXAMPLE, 3, config | {"num-server-rounds": 2})
         assert run.wait(LONG) == "finished:completed"
         subprocess.run(
             [sys.executable, "-m", "fastfedul", "request", "add", ledger, "client-1"],
             check=True,
         )
-        run = deployment.start_simulation(
-            EXAMPLE, 3, config | {"num-server-rounds": 3}
-        )
+        run = deployment.start_simulation(EXAMPLE, 3, config | {"num-server-rounds": 3})
         assert run.wait(LONG) == "finished:completed"
     with LedgerReader(ledger) as reader:
         assert reader.num_rounds == 3

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from fastfedul.certificates import certificates_folder
-from fastfedul.requests import AppliedRequest, apply_requests
-from fastfedul.signing import find_key
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from digits_app.task import folder, read_examples, to_arrays, to_model, trainer
 from fastfedul.data.dataset import to_model_input
-from fastfedul.history.storage import DiskLedger
 from fastfedul.integrations.flower import Recorded
 
 app = ServerApp()
-
-
-def forget_waiting(ledger: DiskLedger) -> tuple[AppliedRequest, ...]:
-    """Forget whom `fastfedul request add` has named since the last round."""
-    folder = certificates_folder(ledger.path)
-    return apply_requests(ledger, certificates=folder, key=find_key())
 
 
 @app.main()
@@ -43,7 +33,6 @@ def main(grid: Grid, context: Context) -> None:
             min_available_nodes=num_clients,
         ),
         ledger=folder(config, "ledger"),
-        apply_requests=forget_waiting,
     )
     strategy.start(
         grid=grid,

@@ -10,7 +10,7 @@ from fastfedul.history.settings import LedgerSettings
 from fastfedul.records import StorageDtype
 
 _FLOAT32 = 4
-_SUMS_EVERY: int = LedgerSettings.__dataclass_fields__["sums_every"].default
+_SUMS_EVERY = LedgerSettings.sums_every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from fastfedul.certificates import certificates_folder
-from fastfedul.requests import apply_requests
-from fastfedul.signing import find_key
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fastfedul.history.storage import DiskLedger
 from fastfedul.integrations.flower import Recorded
 
 SIZE = 2000
 
 app = ServerApp()
-
-
-def forget_waiting(ledger: DiskLedger) -> Sequence[object]:
-    """Apply what was asked for since the last round."""
-    folder = certificates_folder(ledger.path)
-    return apply_requests(ledger, certificates=folder, key=find_key())
 
 
 @app.main()
@@ -33,7 +21,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Recorded(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=least, min_available_nodes=least),
         ledger=str(context.run_config["ledger"]),
-        apply_requests=forget_waiting,
     )
     strategy.start(
         grid=grid,
