@@ -24,8 +24,8 @@ def train(message: Message, context: Context) -> Message:
     # A SuperNode knows where its own data are; in a simulation they lie side by side.
     path = own.get("data") or folder(config, "data") / f"part-{number}.npz"
     images, labels = read_examples(Path(str(path)))
-    before = to_model(message.content["arrays"])
-    index = int(message.content["config"]["server-round"])
+    before = to_model(message.content.array_records["arrays"])
+    index = int(str(message.content.config_records["config"]["server-round"]))
     found = train_client(
         trainer(config),
         before,
