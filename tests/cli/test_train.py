@@ -69,8 +69,9 @@ def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
     found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
     assert set(found) == {
         *("path", "rounds", "main", "backdoor", "chain", "seconds"),
-        *("clients", "attackers"),
+        *("clients", "attackers", "requests"),
     }
+    assert found["requests"] == []
     assert found["path"] == str(folder)
     assert found["rounds"] == 2
     assert found["clients"] == ["client-0", "client-1", "client-2"]

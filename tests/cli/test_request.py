@@ -1,0 +1,326 @@
+"""`fastfedul request`, `key` and `verify`, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfedul import (
+    ClientUpdate,
+    DiskLedger,
+    LedgerReader,
+    Model,
+    Params,
+    Round,
+    add_request,
+)
+from fastfedul.rng import stream
+
+pytest.importorskip("cryptography")
+
+COMMAND = (sys.executable, "-m", "fastfedul")
+NAMES = ("ann", "bob", "cyd")
+
+
+@pytest.fixture(autouse=True)
+def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTFEDUL_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
+    return found
+
+
+def one_line(found: subprocess.CompletedProcess[str]) -> str:
+    [line] = found.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """A bare ledger; of `cyd`'s updates only one in ten was kept."""
+    start = Params.of({"w": np.zeros(30, np.float32)})
+    path = tmp_path / "history"
+    with DiskLedger.create(path, Model(start)) as made:
+        for index in range(10):
+            rng = stream(4, "cli", index)
+            updates = tuple(
+                ClientUpdate(
+                    name,
+                    1 / 3,
+                    Params(start.layout, rng.normal(size=30).astype(np.float32)),
+                    keep_probability=1.0 if name != "cyd" else 0.1,
+                    kept=name != "cyd" or index == 0,
+                )
+                for name in NAMES
+            )
+            made.append(Round(index, updates))
+    return path
+
+
+def await_that(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert process.poll() is None, "the training ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / "run"
+    public = run_json("key", "new")["public_path"]
+    options = ("--train-size", 200, "--clients", 4, "--epochs", 1, "--workers", 1)
+    metrics = folder / "metrics.jsonl"
+    with subprocess.Popen(
+        [*COMMAND, "train", str(folder), *map(str, options), "--rounds", "5000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            await_that(lambda: metrics.exists() and bool(metrics.read_text()), process)
+            asked = run_json(
+                "request", "add", folder, "client-2", "--reason", "why not"
+            )
+            assert asked["state"] == "waiting"
+            assert "is writing to" in one_line(run("request", "apply", folder, code=1))
+
+            def state() -> str:
+                with LedgerReader(folder) as ledger:
+                    return ledger.requests()[0].state
+
+            await_that(lambda: state() == "applied", process)
+            at = metrics.read_text().count("\n")
+            # Two rounds further on.
+            await_that(lambda: metrics.read_text().count("\n") > at + 2, process)
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    with LedgerReader(folder) as reader:
+        client = reader.clients()["client-2"]
+        assert client.state == "erased"
+        assert client.forgotten_at is not None
+        assert client.forgotten_at < reader.num_rounds - 1
+        done = reader.num_rounds
+        others = {"client-0", "client-1", "client-3"}
+        for index in range(done):
+            assert {u.client for u in reader.updates_in(index)} == others
+    certificate = folder / "certificates" / "1.json"
+    found = run_json("verify", certificate, "--public-key", public)
+    assert found["ok"] is True
+    assert found["certificate"]["requests"][0]["reason"] == "why not"
+    assert found["certificate"]["rounds"]["recorded"] == client.forgotten_at
+    assert run_json("ledger", "verify", folder)["ok"] is True
+    # What is asked while nobody trains is applied first when training goes on.
+    run("request", "add", folder, "client-0")
+    resumed = run_json("train", folder, "--resume", "--rounds", done + 1)
+    assert [row["state"] for row in resumed["requests"]] == ["applied"]
+    assert resumed["requests"][0]["signed"] is True
+    with LedgerReader(folder) as reader:
+        names = {u.client for u in reader.updates_in(done)}
+        assert names == {"client-1", "client-3"}
+    assert run_json("verify", resumed["requests"][0]["certificate"])["ok"] is True
+    assert run_json("ledger", "verify", folder)["ok"] is True
+
+
+def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -> None:
+    assert "Nobody has asked" in run("request", "list", ledger).stdout
+    run("request", "add", ledger, "cyd", "--reason", "moved [bold]away[/bold]")
+    assert "Request 2" in run("request", "add", ledger, "bob").stdout
+    run("request", "add", ledger, "ann")
+    assert run_json("request", "cancel", ledger, 3)["state"] == "cancelled"
+    shown = run("request", "apply", ledger)
+    assert "only 10% of what client 'cyd'" in shown.stdout
+    assert "key new" in shown.stderr
+    listed = run_json("request", "list", ledger)["requests"]
+    assert [row["state"] for row in listed] == ["refused", "applied", "cancelled"]
+    assert "only 10%" in listed[0]["answer"]
+    # Inside a ledger that is not called `ledger`, where no writer sweeps it.
+    certificate = ledger / "certificates" / "2.json"
+    assert listed[1]["certificate"] == str(certificate)
+    table = run("request", "list", ledger).stdout
+    assert "moved [bold]away[/bold]" in table
+    DiskLedger(ledger).close()
+    assert certificate.exists()
+    unsigned = run_json("verify", certificate)
+    assert unsigned["ok"] is True
+    assert unsigned["signed"] is False
+    assert "signed by" in run("verify", certificate).stdout
+    assert "No request is waiting" in run("request", "apply", ledger).stdout
+
+
+def test_bad_requests_get_one_line_that_says_what_to_do(
+    ledger: Path, tmp_path: Path
+) -> None:
+    run("request", "add", ledger, "bob")
+    again = one_line(run("request", "add", ledger, "bob", code=1))
+    assert "waiting already" in again
+    near = one_line(run("request", "add", ledger, "anne", code=1))
+    assert "did you mean 'ann'" in near
+    run("forget", ledger, "ann")
+    gone = one_line(run("request", "add", ledger, "ann", code=1))
+    assert "is forgotten already" in gone
+    nowhere = one_line(run("request", "add", tmp_path / "none", "ann", code=1))
+    assert "nothing at" in nowhere
+    assert "no request 7" in one_line(run("request", "cancel", ledger, 7, code=1))
+    run("request", "cancel", ledger, 1)
+    closed = one_line(run("request", "cancel", ledger, 1, code=1))
+    assert "was cancelled at" in closed
+    run("request", "cancel", ledger, "one", code=2)
+    run("request", "add", ledger, code=2)
+    assert "0 to 1" in one_line(run("request", "apply", ledger, "--damping", 3, code=1))
+
+
+def test_a_broken_key_stops_everything_before_anything_is_forgotten(
+    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("request", "add", ledger, "bob")
+    monkeypatch.setenv("FASTFEDUL_KEY", str(tmp_path / "missing.pem"))
+    assert "key new" in one_line(run("request", "apply", ledger, code=1))
+    assert "key new" in one_line(run("forget", ledger, "bob", code=1))
+    (tmp_path / "missing.pem").write_text("nonsense")
+    assert "no Ed25519" in one_line(run("request", "apply", ledger, code=1))
+    assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
+
+
+def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
+    ledger: Path, tmp_path: Path
+) -> None:
+    assert run_json("forget", ledger, "bob", "--dry-run")["certificate"] is None
+    assert not (ledger / "certificates").exists()
+    found = run_json("forget", ledger, "bob", "--skew", "coordinate")
+    assert found["signed"] is False
+    assert found["certificate"] == str(ledger / "certificates" / "event-1.json")
+    checks = run_json("verify", found["certificate"])["checks"]
+    assert {c["name"]: c["verdict"] for c in checks}["recomputed"] == "holds"
+    run("key", "new")
+    later = run_json("forget", ledger, "bob", "--erase")
+    assert later["certificate"] == str(ledger / "certificates" / "event-2.json")
+    assert run_json("verify", later["certificate"])["signed"] is True
+    # The first one was signed too, once there was a key.
+    first = run_json("verify", found["certificate"])
+    assert first["ok"] is True
+    assert first["signed"] is True
+
+
+def test_verify_says_what_does_not_hold_and_exits_with_1(
+    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_json("key", "new", tmp_path / "mine.pem")
+    other = run_json("key", "new", tmp_path / "other.pem")
+    monkeypatch.setenv("FASTFEDUL_KEY", made["path"])
+    certificate = Path(run_json("forget", ledger, "bob")["certificate"])
+    mine, others = made["public_path"], other["public_path"]
+    good = run("verify", certificate, "--public-key", mine).stdout
+    assert "holds signature" in good
+    assert "You may not conclude" in good
+    assert made["fingerprint"] in good
+    wrong = run_json("verify", certificate, "--public-key", others, code=1)
+    assert wrong["checks"][0]["verdict"] == "fails"
+    assert made["fingerprint"] in wrong["checks"][0]["text"]
+    alone = tmp_path / "alone.json"
+    shutil.copy(certificate, alone)
+    assert "not who signed" in run("verify", alone).stdout
+    assert run_json("verify", alone, "--run", ledger)["checks"][1]["name"] == "log"
+    content = json.loads(alone.read_text())
+    content["coverage"]["all"] = 0.5
+    alone.write_text(json.dumps(content))
+    bad = run("verify", alone, "--run", ledger, code=1)
+    assert "fails signature" in bad.stdout
+    assert "fails log" in bad.stdout
+    assert "coverage" in bad.stdout
+    assert "You may conclude" not in bad.stdout
+    assert "not verified: signature, log fails" in bad.stderr
+    content["signature"] = None
+    alone.write_text(json.dumps(content))
+    assert "nothing could be checked" in run("verify", alone, code=1).stderr
+
+
+def test_verify_exits_with_2_where_there_is_nothing_to_verify(
+    ledger: Path, tmp_path: Path
+) -> None:
+    certificate = run_json("forget", ledger, "bob")["certificate"]
+    nothing = tmp_path / "nothing.json"
+    assert "cannot read" in one_line(run("verify", nothing, code=2))
+    nothing.write_text("{}")
+    assert "no certificate" in one_line(run("verify", nothing, code=2))
+    key = ("--public-key", nothing)
+    assert "no Ed25519" in one_line(run("verify", certificate, *key, code=2))
+    where = ("--run", tmp_path / "nowhere")
+    assert "nothing at" in one_line(run("verify", certificate, *where, code=2))
+    run("verify", code=2)
+
+
+def test_keys_are_made_once_and_shown_without_the_private_part(tmp_path: Path) -> None:
+    assert "key new" in one_line(run("key", "show", code=1))
+    made = run_json("key", "new")
+    path = Path(made["path"])
+    assert path == tmp_path / "config" / "fastfedul" / "signing.pem"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "not overwritten" in one_line(run("key", "new", code=1))
+    assert run_json("key", "show") == made
+    secret = path.read_text().splitlines()[1]
+    shown = run("key", "show").stdout
+    assert secret not in shown
+    assert made["fingerprint"] in shown
+    elsewhere = run("key", "new", tmp_path / "another.pem").stdout
+    assert "export FASTFEDUL_KEY=" in elsewhere
+
+
+def test_a_certificate_can_be_checked_with_other_tools(
+    ledger: Path, tmp_path: Path
+) -> None:
+    """As docs/requests.md says: RFC 8785 and OpenSSL."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    public = run_json("key", "new")["public_path"]
+    add_request(ledger, "bob", "naïve \U0001f600")
+    run("request", "apply", ledger)
+    found = json.loads((ledger / "certificates" / "1.json").read_text())
+    signature = bytes.fromhex(found.pop("signature")["value"])
+    (tmp_path / "signature").write_bytes(signature)
+    # Enough for a certificate whose numbers Python prints as the standard does.
+    text = json.dumps(
+        _as_doubles(found), sort_keys=True, ensure_ascii=False, separators=(",", ":")
+    )
+    (tmp_path / "data").write_text(text)
+    command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin"]
+    command += ["-in", str(tmp_path / "data"), "-sigfile", str(tmp_path / "signature")]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def _as_doubles(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_doubles(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_doubles(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
