@@ -1,3 +1,83 @@
-"""The app in `deployed_app` is run by Flower, and not collected."""
+"""What the tests with Flower share: simulations as processes of their own."""
 
-collect_ignore = ["deployed_app"]
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfedul.integrations.flower_engine import QUIET
+
+MISSING = find_spec("flwr") is None or find_spec("ray") is None
+APP = Path(__file__).with_name("flower_app.py")
+
+collect_ignore = (
+    ["flower_app.py", "test_flower_identity.py", "test_flower_rounds.py"]
+    if MISSING and os.environ.get("CI") != "true"
+    else []
+)
+
+
+@dataclass(frozen=True)
+class Simulations:
+    """Starts simulations of `flower_app.py`."""
+
+    folder: Path
+
+    def start(self, folder: Path, what: str) -> subprocess.Popen[bytes]:
+        """Start one, in a session of its own so that all of it can be killed."""
+        folder.mkdir(exist_ok=True)
+        with (folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, str(APP), str(folder), what],
+                env={**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr")},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def finish(self, folder: Path, what: str) -> None:
+        """Run one to its end."""
+        process = self.start(folder, what)
+        code = process.wait(250)
+        assert code == 0, (folder / "log.txt").read_text()[-3000:]
+
+
+@pytest.fixture(scope="session")
+def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
+    if MISSING:
+        text = "needs the extra flower"
+        pytest.fail(text) if os.environ.get("CI") == "true" else pytest.skip(text)
+    return Simulations(tmp_path_factory.mktemp("simulations"))
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """What came of the scenarios of `flower_app.py`."""
+
+    folder: Path
+    found: dict[str, Any]
+
+    def ledger(self, name: str) -> Path:
+        return self.folder / name / "ledger"
+
+    def failures(self, name: str) -> list[dict[str, Any]]:
+        text = (self.folder / name / "ledger.failures.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def seen(self, name: str) -> list[str]:
+        return (self.folder / name / "seen.txt").read_text().splitlines()
+
+
+@pytest.fixture(scope="session")
+def scenarios(simulations: Simulations) -> Scenarios:
+    folder = simulations.folder / "scenarios"
+    simulations.finish(folder, "scenarios")
+    return Scenarios(folder, json.loads((folder / "found.json").read_text()))

@@ -28,7 +28,7 @@ the order in which replies arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Self
@@ -55,6 +55,7 @@ from fastfedul.integrations.flower_grid import AdmittedGrid
 from fastfedul.integrations.flower_identity import Identify, Identities
 from fastfedul.integrations.flower_rounds import (
     RoundSettings,
+    Sent,
     expected_step,
     make_round,
     sort_replies,
@@ -173,7 +174,7 @@ class Recorded(Strategy):
             key=find_key() if key is None else key,
         )
         self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
-        self._sent: Sequence[Message] = ()
+        self._sent: Sent = ()
         self._before: Model | None = None
         self._any_sent = False
 
@@ -216,7 +217,7 @@ class Recorded(Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         result = Result()
         try:
-            self._open(initial_arrays)
+            self._run.open(initial_arrays)
             self.summary()
 
             def evaluate(number: int) -> None:
@@ -249,14 +250,16 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, none to a forgotten client."""
-        self._open(arrays)
+        self._run.open(arrays)
         self._before = self._run.require_current(arrays)
-        admitted = self._admitted_grid(grid)
+        open_to = self._admitted_grid(grid)
+        if open_to is None:
+            raise TooFewUpdatesError("no client is left to train with")
         number = self._run.num_rounds + 1
-        sent = list(self._strategy.configure_train(number, arrays, config, admitted))
-        self._sent = self._only_admitted(sent, grid)
+        messages = self._strategy.configure_train(number, arrays, config, open_to)
+        self._sent = self._only_admitted(messages, grid)
         self._any_sent = True
-        return self._sent
+        return [message for message, _ in self._sent]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -277,7 +280,6 @@ class Recorded(Strategy):
         usable, problems = sort_replies(
             list(replies),
             self._sent,
-            self._identities.name,
             self._gone(),
             before,
             self._settings,
@@ -307,11 +309,13 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, none to a forgotten client."""
-        self._open(arrays)
-        admitted = self._admitted_grid(grid)
+        self._run.open(arrays)
+        open_to = self._admitted_grid(grid)
+        if open_to is None:
+            return []
         number = self._run.num_rounds
-        sent = self._strategy.configure_evaluate(number, arrays, config, admitted)
-        return self._only_admitted(list(sent), grid)
+        messages = self._strategy.configure_evaluate(number, arrays, config, open_to)
+        return [message for message, _ in self._only_admitted(messages, grid)]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -319,9 +323,6 @@ class Recorded(Strategy):
         """Return the wrapped strategy's metrics."""
         number = self._run.num_rounds
         return self._strategy.aggregate_evaluate(number, replies)
-
-    def _open(self, arrays: ArrayRecord) -> None:
-        self._run.open(arrays)
 
     def _train_round(
         self, number: int, config: ConfigRecord, grid: Grid, timeout: float
@@ -353,10 +354,14 @@ class Recorded(Strategy):
         entries = self._run.ledger.clients().items()
         return frozenset(name for name, entry in entries if entry.state != "active")
 
-    def _admitted_grid(self, grid: Grid) -> AdmittedGrid:
+    def _admitted_grid(self, grid: Grid) -> AdmittedGrid | None:
+        """Return the grid for the strategy; None if everybody was forgotten."""
         gone = self._gone()
         self._admitted(grid, gone)
-        self._lower_limits(gone)
+        left = [c for c in self._identities.clients if c not in gone]
+        if gone and not left:
+            return None
+        self._lower_limits(len(gone), len(left))
         return AdmittedGrid(grid, lambda: self._admitted(grid, gone))
 
     def _admitted(
@@ -365,27 +370,24 @@ class Recorded(Strategy):
         found = self._identities.identified(grid, strict=not self._any_sent)
         return {node: client for node, client in found.items() if client not in gone}
 
-    def _only_admitted(self, messages: list[Message], grid: Grid) -> list[Message]:
+    def _only_admitted(self, messages: Iterable[Message], grid: Grid) -> Sent:
         """Drop what a strategy with nodes of its own would send to anybody else."""
-        allowed = self._admitted(grid, self._gone())
-        kept = [m for m in messages if m.metadata.dst_node_id in allowed]
-        if len(kept) < len(messages):
-            log(WARNING, "%s messages not sent", len(messages) - len(kept))
+        allowed, given = self._admitted(grid, self._gone()), list(messages)
+        nodes = [message.metadata.dst_node_id for message in given]
+        kept = [
+            (message, allowed[node])
+            for message, node in zip(given, nodes, strict=True)
+            if node in allowed
+        ]
+        if len(kept) < len(given):
+            log(WARNING, "%s messages not sent", len(given) - len(kept))
         return kept
 
-    def _lower_limits(self, gone: frozenset[ClientId]) -> None:
-        """Require fewer nodes if so many clients are not left, or nothing would go on.
-
-        Raises:
-            TooFewUpdatesError: If nobody is left.
-        """
-        left = [c for c in self._identities.clients if c not in gone]
-        if gone and not left:
-            raise TooFewUpdatesError("no client is left to train with")
+    def _lower_limits(self, num_gone: int, num_left: int) -> None:
+        """Require fewer nodes if so many clients are not left, or it would hang."""
         for name, wanted in self._limits.items():
-            lowered = wanted
-            if gone and wanted > len(left):
-                lowered = max(1, wanted - len(gone))
+            short = num_gone > 0 and wanted > num_left
+            lowered = max(1, wanted - num_gone) if short else wanted
             if getattr(self._strategy, name) != lowered:
                 log(INFO, "%s is now %s: forgotten clients are out", name, lowered)
                 setattr(self._strategy, name, lowered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastfedul.errors import FastFedULError, InvalidInputError
 
 
-class MissingFlowerError(FastFedULError):
+class MissingFlowerError(FastFedULError, ImportError):
     """Flower is not installed."""
 
     def __init__(self) -> None:

@@ -88,10 +88,6 @@ class Identities:
         """Everybody who was ever seen, also in earlier runs."""
         return tuple(self._known())
 
-    def name(self, node_id: int) -> ClientId:
-        """Return the client of a node that was identified."""
-        return self._names[node_id]
-
     def identified(self, grid: Grid, *, strict: bool) -> Mapping[int, ClientId]:
         """Return the clients of all nodes that are there, asking those not known yet.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,9 @@ from fastfedul.records import (
     Round,
     StorageDtype,
 )
+
+Sent = Sequence[tuple[Message, ClientId]]
+"""The messages of a round, and to whom."""
 
 Problems = Sequence[tuple[ClientId, str]]
 """Who could not take part in a round, and why."""
@@ -96,8 +99,7 @@ class RoundSettings:
 
 def sort_replies(
     replies: Sequence[Message],
-    sent: Sequence[Message],
-    name_of: Callable[[int], ClientId],
+    sent: Sent,
     gone: Set[ClientId],
     before: Model,
     settings: RoundSettings,
@@ -108,7 +110,7 @@ def sort_replies(
     error about a dead node is sent by the SuperLink. A node that stays silent sends
     no reply at all. A reply to anything but this round's messages is passed over.
     """
-    asked = {m.metadata.message_id: name_of(m.metadata.dst_node_id) for m in sent}
+    asked = {message.metadata.message_id: client for message, client in sent}
     silent = set(asked.values())
     problems: list[tuple[ClientId, str]] = []
     received: dict[ClientId, Received] = {}
