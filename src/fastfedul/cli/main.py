@@ -14,6 +14,7 @@ from fastfedul.cli import (
     data,
     demo,
     evaluate,
+    flower,
     forget,
     key,
     ledger,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(flower.app, name="flower")
 app.add_typer(request.app, name="request")
 app.add_typer(key.app, name="key")
 app.command("demo")(demo.run_demo)

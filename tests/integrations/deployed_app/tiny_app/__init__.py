@@ -1,0 +1,1 @@
+"""The smallest federation that can be steered from a test, without PyTorch."""
