@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="training needs the extra torch")
 from fastfedul.reproduction.cells import Cell, CellStore
 from fastfedul.reproduction.experiments import EXPERIMENTS, lines_of
 from fastfedul.reproduction.memory import watched
+from fastfedul.reproduction.skew_cells import combinations
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.registry import METHODS
 
@@ -102,9 +103,12 @@ def test_every_name_has_a_page_a_table_and_json(reproduced: Reproduced) -> None:
         assert "no result yet" not in page
         with (reproduced.folder / f"{name}.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-        assert len(rows) == len(lines_of(name, "smoke", 1))
         facts = json.loads((reproduced.folder / f"{name}.json").read_text("utf-8"))
-        assert len(facts["lines"]) == len(rows)
+        if name == "skew":
+            assert len(rows) == sum(len(run["scores"]) for run in facts["runs"])
+            assert len(facts["runs"]) == len(combinations("smoke"))
+            continue
+        assert len(rows) == len(facts["lines"]) == len(lines_of(name, "smoke", 1))
         if name != "criteria":
             assert list(reproduced.folder.glob(f"{name}-*.svg"))
 
