@@ -55,7 +55,7 @@ def run_demo(
         )
     with training_progress(config.rounds, hidden=json) as progress:
         train(folder, config, progress)
-    found = run_comparison(folder, (), ("fast-fedul",), DAMPING)
+    found = run_comparison(folder, (), ("fast-fedul", "fast-fedul-auto"), DAMPING)
     page = write_page(folder, found, None)
     if json:
         print_json(comparison_json(found, page))
