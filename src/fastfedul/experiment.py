@@ -36,6 +36,7 @@ from fastfedul.preparation import (
 )
 from fastfedul.records import ClientId, Model, VectorRef
 from fastfedul.run_config import RunConfig, findable, read_options
+from fastfedul.unlearn.fast_fedul import FastFedUL
 
 __all__ = [
     "Prepared",
@@ -118,8 +119,8 @@ def resume(
 
     Args:
         folder: The run.
-        changes: Options to change: `rounds` to train longer, `workers`, and `forget`,
-            which adds to what was planned. Any other must be as it was.
+        changes: Options to change: `rounds` to train longer, `workers`, `budget`, and
+            `forget`, which adds to what was planned. Any other must be as it was.
         progress: Called after every round.
     """
     path = Path(folder)
@@ -201,14 +202,31 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     """Return the run's ledger; if it has none yet, begin the run."""
     folder = path / LEDGER
     if (folder / INDEX).is_file():
-        return DiskLedger(folder)
+        return _with_budget(DiskLedger(folder), config)
     initial = workers.initial(config.seed)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
     with model_written(path / INITIAL, initial):
         pass
     dtype: Any = config.store
-    return DiskLedger.create(folder, initial, update_dtype=dtype)
+    return DiskLedger.create(
+        folder,
+        initial,
+        update_dtype=dtype,
+        history="sums" if config.keep == "sums" else "rounds",
+        budget=config.budget_bytes,
+    )
+
+
+def _with_budget(ledger: DiskLedger, config: RunConfig) -> DiskLedger:
+    """Return the ledger with the budget of the options."""
+    if ledger.settings.budget != config.budget_bytes:
+        try:
+            ledger.set_budget(config.budget_bytes)
+        except BaseException:
+            ledger.close()
+            raise
+    return ledger
 
 
 def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -218,7 +236,8 @@ def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         changes["data"] = findable(changes["data"])
     added = [text for text in changes.pop("forget", ()) if text not in config.forget]
     for name, value in changes.items():
-        if name not in ("rounds", "workers") and value != getattr(config, name):
+        may_change = name in ("rounds", "workers", "budget")
+        if not may_change and value != getattr(config, name):
             raise InvalidInputError(
                 f"the run began with {name.replace('_', '-')} "
                 f"{getattr(config, name)!r}, which cannot change; start a new run"
@@ -265,8 +284,11 @@ def _forget_due(ledger: DiskLedger, config: RunConfig) -> bool:
         for client, before in sorted(config.forgetting.items())
         if before <= now and client in known and known[client].state == "active"
     ]
+    # A ledger of sums has no rounds to damp.
+    sums_only = ledger.settings.history == "sums"
+    method = FastFedUL(skew="coordinate") if sums_only else FastFedUL()
     for client in due:
-        forget(ledger, [client])
+        forget(ledger, [client], method)
     return bool(due)
 
 
@@ -283,15 +305,22 @@ def _align_metrics(
     """Make the metrics those of the recorded rounds, scoring anew what is missing.
 
     Only the parameters of earlier models are known, not their buffers: where a model
-    has buffers, a line that was lost stays without numbers unless it is the last.
+    has buffers, a line that was lost stays without numbers unless it is the last. A
+    ledger of sums knows no earlier models at all.
     """
     found = metrics_file.read(path / METRICS)
     num_rounds, final = ledger.num_rounds, ledger.final
+    sums_only = ledger.settings.history == "sums"
+    moved = {client.forgotten_at for client in ledger.clients().values()}
     for index in range(num_rounds):
         if index in found:
             continue
         scores: tuple[float | None, float | None] = (None, None)
-        if not final.buffers or index == num_rounds - 1:
+        if sums_only:
+            # Of the models of rounds only the last is known, unless it was moved.
+            if index == num_rounds - 1 and index + 1 not in moved:
+                scores = score(prepared, workers, final)
+        elif not final.buffers or index == num_rounds - 1:
             flat = params_at(ledger, index).flat + vector(ledger, VectorRef(index))
             model = Model(Params(ledger.settings.layout, flat), final.buffers)
             scores = score(prepared, workers, model)

@@ -127,9 +127,10 @@ def train_run(
     keep: Annotated[
         str | None,
         _option(
-            "Updates the ledger keeps of a round. [all]",
+            "Updates the ledger keeps of a round; or sums: sums per client and nothing "
+            "of single rounds, which stays small however long it trains. [all]",
             _RECORD,
-            "all|optimal:M|top:M|uniform:M",
+            "all|optimal:M|top:M|uniform:M|sums",
         ),
     ] = None,
     keep_use: Annotated[
@@ -148,6 +149,16 @@ def train_run(
             "float32|float16|bfloat16|int8",
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        _option(
+            "Bytes the ledger may take, such as 500MB or 10GB. When a round would "
+            "exceed them, the oldest stored updates are dropped, small ones first. "
+            "[any number]",
+            _RECORD,
+            "BYTES",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything. [0]")] = None,
     workers: Annotated[
         int | None,
@@ -159,8 +170,8 @@ def train_run(
 
     The folder gets config.toml, ledger/, metrics.jsonl and the models. A run that was
     stopped, in whatever way, goes on with **--resume** and ends with the same bytes;
-    clients forgotten in the meantime stay out. With --resume only --rounds, --workers
-    and --forget may change.
+    clients forgotten in the meantime stay out. With --resume only --rounds, --workers,
+    --budget and --forget may change.
 
     Examples: `fastfedul train my-run`,
     `fastfedul train my-run --data mnist --attack pixel --rounds 30`,

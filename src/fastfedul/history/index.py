@@ -15,9 +15,11 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.history.schema import (
     BY_CLIENT,
     COUNTED,
+    OPTIONAL,
     REFERENCES,
     Row,
     Value,
+    definition,
     definitions,
     digest_of,
     key_of,
@@ -66,6 +68,22 @@ class Index:
         for statement in definitions():
             self._execute(statement)
         self._counts = dict.fromkeys(COUNTED, 0)
+
+    def put_policy(self, history: str, budget: int | None, scatter: Value) -> None:
+        """Write the one row that says what is kept, inside `writing()`."""
+        if not self.has("policy"):
+            self._execute(definition("policy"))
+        self.replace("policy", (1, history, budget, scatter))
+
+    def has(self, table: str) -> bool:
+        """Return whether there is an optional table."""
+        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self._execute(sql, (table,)).fetchone() is not None
+
+    def references(self) -> list[tuple[str, str]]:
+        """Return every column that refers to an array."""
+        optional = [("policy", "scatter")] if self.has("policy") else []
+        return [*REFERENCES, *optional]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -186,17 +204,34 @@ class Index:
             )
         return found[0]
 
+    def num_bytes(self) -> int:
+        """Return the size of the file, what is not committed yet included."""
+        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
+        return pages * int(self._execute("PRAGMA page_size").fetchone()[0])
+
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
-        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
-        size = int(self._execute("PRAGMA page_size").fetchone()[0])
-        if self.path.stat().st_size != pages * size:
+        if self.path.stat().st_size != self.num_bytes():
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
+        return self._definitions() == sorted(definitions())
+
+    def _definitions(self) -> list[str]:
+        """Return how tables and indexes are defined, optional ones aside."""
         found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return sorted(row[0] for row in found) == sorted(definitions())
+        optional = {definition(table) for table in OPTIONAL}
+        return sorted({str(row[0]) for row in found} - optional)
+
+    def first_kept_round(self) -> int | None:
+        """Return the first round that seems to have a stored update.
+
+        Only a hint where to begin: rows are checked when they are read.
+        """
+        sql = "SELECT min(round) FROM updates WHERE array IS NOT NULL"
+        found = self._execute(sql).fetchone()[0]
+        return found if isinstance(found, int) else None
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
@@ -205,15 +240,18 @@ class Index:
             raise LedgerDamagedError(f"{self.path} is damaged: it names no format")
         return found[0]
 
-    def is_used(self, array: bytes) -> bool:
-        """Return whether any row still refers to an array, by looking at all."""
-        return any(
-            self._execute(
-                f"SELECT 1 FROM {table} NOT INDEXED WHERE {column} = ? LIMIT 1",
-                (array,),
-            ).fetchone()
-            for table, column in REFERENCES
-        )
+    def unused(self, digests: set[bytes]) -> set[bytes]:
+        """Return those of some arrays that no row refers to, by looking at all."""
+        used: set[bytes] = set()
+        for table, column in self.references():
+            sql = f"SELECT {column} FROM {table} NOT INDEXED WHERE {column} NOT NULL"
+            used.update(row[0] for row in self._execute(sql) if row[0] in digests)
+        return digests - used
+
+    def array_bytes(self) -> int:
+        """Return the bytes of all arrays as the index has them, unchecked."""
+        found = self._execute("SELECT total(num_bytes) FROM arrays").fetchone()
+        return int(found[0])
 
     def count(self, table: str) -> int:
         """Return how many rows a table really has."""

@@ -31,8 +31,8 @@ from fastfedul.unlearn.bound import (
     distance_bound,
     estimate_lipschitz,
 )
+from fastfedul.unlearn.from_sums import terms_of
 from fastfedul.unlearn.protocol import Needs, UnlearnRequest, UnlearnResult
-from fastfedul.unlearn.skew import coordinate_terms
 from fastfedul.unlearn.tracing import Leaving, leaving, trace
 
 WARN_BELOW_COVERAGE = 0.8
@@ -151,8 +151,9 @@ class FastFedUL:
             removal = leaving(ledger, request.forget, rounds)
             coverage = _coverages(request.forget, removal)
             warnings = _judge(coverage, self.minimum_coverage)
-            terms = coordinate_terms(ledger, removal, rounds)
+            terms = terms_of(ledger, removal, rounds)
             final = ledger.final
+        warnings = (*warnings, *terms.notes)
         if terms.num_unseen:
             warnings = (
                 *warnings,
@@ -277,7 +278,7 @@ def _coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, 
 def _coverage(updates: Sequence[UpdateEntry]) -> float:
     """Return the part of the share that went into the model whose update was kept."""
     entered = math.fsum(u.share for u in updates if u.entered)
-    kept = math.fsum(u.share for u in updates if u.entered and u.kept)
+    kept = math.fsum(u.share for u in updates if u.entered and (u.kept or u.summed))
     return kept / entered if entered else 1.0
 
 

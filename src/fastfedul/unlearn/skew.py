@@ -48,6 +48,7 @@ class CoordinateTerms:
             as 0.
         gamma_norms: How far each round would have gone elsewhere.
         num_unseen: Updates of staying clients that the server never had.
+        notes: What is not exact, in words.
     """
 
     removed: Flat
@@ -56,6 +57,7 @@ class CoordinateTerms:
     clipped: float
     gamma_norms: tuple[float, ...]
     num_unseen: int
+    notes: tuple[str, ...] = ()
 
     def difference(self, spread: float, persistence: float) -> Flat:
         """Return the damped difference.
