@@ -23,6 +23,7 @@ from fastfedul.forgetting import forget
 from fastfedul.history.folder import INDEX
 from fastfedul.history.ledger import params_at, vector
 from fastfedul.history.model_files import model_written
+from fastfedul.history.shrinking import num_dropped
 from fastfedul.history.storage import DiskLedger
 from fastfedul.metrics_file import RoundMetrics
 from fastfedul.params import Params
@@ -34,7 +35,7 @@ from fastfedul.preparation import (
     score,
     start_workers,
 )
-from fastfedul.records import ClientId, Model, VectorRef
+from fastfedul.records import ClientId, History, Model, VectorRef
 from fastfedul.run_config import RunConfig, findable, read_options
 from fastfedul.unlearn.fast_fedul import FastFedUL
 
@@ -74,6 +75,8 @@ class RunSummary:
         seconds: What this call took.
         clients: Names of all clients.
         attackers: Names of the attackers.
+        dropped: Updates for which the ledger's budget had no room.
+        history: What the ledger keeps: `rounds` or `sums`.
     """
 
     path: Path
@@ -84,6 +87,8 @@ class RunSummary:
     seconds: float
     clients: tuple[ClientId, ...]
     attackers: tuple[ClientId, ...]
+    dropped: int = 0
+    history: History = "rounds"
 
 
 def train(
@@ -169,6 +174,8 @@ def _run(
             seconds=time.perf_counter() - started,
             clients=config.names,
             attackers=prepared.attack.attackers,
+            dropped=num_dropped(ledger),
+            history=ledger.settings.history,
         )
 
 

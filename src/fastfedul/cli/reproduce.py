@@ -24,6 +24,7 @@ NAMES = (
     "cost",
     "sampling",
     "criteria",
+    "history",
 )
 
 

@@ -23,6 +23,7 @@ from fastfedul.cli.output import (
     print_facts,
     print_json,
     show_seconds,
+    warn,
 )
 from fastfedul.errors import InvalidInputError
 
@@ -266,6 +267,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "seconds": summary.seconds,
         "clients": list(summary.clients),
         "attackers": list(summary.attackers),
+        "dropped": summary.dropped,
     }
 
 
@@ -282,8 +284,15 @@ def _show(summary: RunSummary) -> None:
         ]
     rows += [("time", show_seconds(summary.seconds)), ("chain", summary.chain)]
     print_facts(f"Trained {summary.path}", rows)
+    if summary.dropped:
+        warn(
+            f"the budget had no room for {summary.dropped} updates; "
+            f"`fastfedul ledger info {summary.path}` says which"
+        )
+    how = " --skew coordinate" if summary.history == "sums" else ""
+    command = f"fastfedul forget {summary.path} {summary.clients[0]}{how}"
     out().print(
-        f"Take a client out with: fastfedul forget {summary.path} {summary.clients[0]}",
+        f"Take a client out with: {command}",
         markup=False,
         soft_wrap=True,
     )

@@ -153,8 +153,7 @@ def own_sums_of(
 
     Exact where its updates were kept in float32. Else what is known of all updates,
     the running sums, stands in: the difference is exact where its shares were all
-    the same, and for the scatter of what was dropped the deviation is taken from the
-    mean of the dropped updates.
+    the same, and the scatter of what was dropped is an estimate.
     """
     size = ledger.settings.layout.size
     difference, scatter = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -241,11 +240,15 @@ def _add_lost(
         sums.difference[:] -= np.float32(np.mean(ratios)) * rest
     if not lost:
         return
-    mean = rest / np.float32(sum(entry.share for entry, _ in lost))
+    steps = np.zeros_like(rest)
     for entry, part in lost:
         step = ledger.combine([VectorRef(entry.round)], [[1.0]]).sums[0]
         _add(sums.difference, -part.of_difference, step, 1)
-        squares += np.float32(entry.share) * step * (step - 2 * mean)
+        steps += np.float32(entry.share) * step
+        squares -= np.float32(entry.share) * np.square(step)
+    # Its deviations from the steps are taken not to depend on the steps.
+    away = (rest - steps) / np.float32(sum(entry.share for entry, _ in lost))
+    squares -= 2 * away * steps
     ratio = np.mean([p.of_scatter / (p.left * p.share) for _, p in lost])
     _add(sums.scatter, float(ratio), np.maximum(squares, 0), 1)
 

@@ -17,6 +17,7 @@ from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.history import arrays
 from fastfedul.history.entries import fields
+from fastfedul.history.ledger import Ledger
 from fastfedul.history.own_sums import own_sums_of, scatter_of
 from fastfedul.history.participation import (
     joint_factors,
@@ -77,6 +78,12 @@ class Dropped:
     clients: set[ClientId] = field(default_factory=set)
     num_updates: int = 0
     num_bytes: int = 0
+
+
+def num_dropped(ledger: Ledger) -> int:
+    """Return how many updates a ledger's budget had no room for, by its log."""
+    counts = [e.details["updates"] for e in ledger.events() if e.kind == "drop"]
+    return sum(count for count in counts if isinstance(count, int))
 
 
 class ShrinkingWriter(RewritingWriter):
@@ -257,13 +264,22 @@ class ShrinkingWriter(RewritingWriter):
             return None
         dropped = Dropped()
         while (excess := change.num_bytes() + _SPARE_BYTES - budget) > 0:
-            if not self._drop_some(change, excess, dropped):
-                raise LedgerError(
-                    f"the budget of {budget:,} bytes has no room for another round in "
-                    f"{self.path}, by {excess:,} bytes, and no more updates can be "
-                    "dropped; raise the budget, or keep sums only with `fastfedul "
-                    "ledger compact`"
-                )
+            if self._drop_some(change, excess, dropped):
+                continue
+            num_rounds = self.index.count("rounds")
+            if change.head["sums_through"] < num_rounds:
+                # Once they are in the sums, updates of the last rounds can go too.
+                self._fold_sums(change, num_rounds)
+                continue
+            small = self._settings.history == "sums"
+            advice = "" if small else ", or keep sums only: `fastfedul ledger compact`"
+            raise LedgerError(
+                f"the budget of {budget:,} bytes has no room for another round in "
+                f"{self.path}, by {excess:,} bytes, and nothing is left that can be "
+                f"dropped; raise it, as with `train --resume --budget`{advice}"
+            )
+        if not dropped.num_updates:
+            return None
         change.save_head()
         for index in dropped.rounds:
             row = fields("rounds", self.index.one("rounds", round=index))

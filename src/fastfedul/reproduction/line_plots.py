@@ -61,6 +61,39 @@ def draw_iterations(stem: str, title: str, group: Group) -> str:
     return render(stem, title, _HEIGHT, paint)
 
 
+def draw_history(stem: str, title: str, group: Group) -> str:
+    """Return a line per method and dtype against the bytes of history it keeps."""
+    series: dict[str, list[Summary]] = {}
+    for line in group:
+        if line.stored_bytes:
+            name = "coordinate, sums" if ", sums" in line.label else line.label
+            series.setdefault(name, []).append(line)
+    across = [line for line in group if line.label in _REFERENCES]
+
+    def paint(figure: Figure) -> None:
+        panels = _panels(figure, "history kept (MB)")
+        for name, axes in panels.items():
+            for number, (method, lines) in enumerate(series.items()):
+                ordered = sorted(lines, key=lambda line: line.stored_bytes or 0)
+                axes.plot(
+                    [(line.stored_bytes or 0) / 1e6 for line in ordered],
+                    _gaps([value_of(line, name) for line in ordered]),
+                    label=method,
+                    **{
+                        **_look(method, number),
+                        "linestyle": ":" if method.startswith("scalar") else "-",
+                    },
+                )
+            axes.set_title(name)
+            if series:
+                axes.set_xscale("log")
+            for line in across:
+                _add_across(axes, line, name)
+        legend_below(figure, panels[MAIN])
+
+    return render(stem, title, _HEIGHT + 0.2 * (len(series) // 3), paint)
+
+
 def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
     series: dict[str, list[Summary]] = {}
     for line in group:

@@ -77,7 +77,7 @@ def terms_of(
         removed += np.float32(after[name].value - again.value) * sums.difference
         spread -= np.float32(of_scatter[name].value) * sums.scatter
         off += after[name].off + again.off
-    notes = _notes(ledger, off / (norm(removed) or 1.0))
+    notes = _notes(ledger, off / (norm(removed) or 1.0), several=len(gone) > 1)
     persistence, off = _persistence(ledger, here, earlier, gone, joint)
     notes += _say("what an ordinary client accumulates", off)
     left = math.fsum(
@@ -131,7 +131,7 @@ def _persistence(
     return found, math.sqrt(squared_off / squared) if squared else 0.0
 
 
-def _notes(ledger: Ledger, off: float) -> tuple[str, ...]:
+def _notes(ledger: Ledger, off: float, *, several: bool) -> tuple[str, ...]:
     """Return how far off the difference may be, by this request and by earlier ones."""
     if off > _TOO_FAR:
         raise UnlearnRefusedError(
@@ -141,7 +141,9 @@ def _notes(ledger: Ledger, off: float) -> tuple[str, ...]:
         )
     erased = [event.details.get("sums_off") for event in ledger.events()]
     worst = math.fsum(part for part in erased if isinstance(part, float))
+    together = "what several clients have in common in a round is in none of their sums"
     return (
+        *((f"{together}, so the spread is an estimate",) if several else ()),
         *_say("what is removed", off),
         *_say("a client's sums, after those erased from them,", worst),
     )
