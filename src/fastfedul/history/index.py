@@ -28,6 +28,8 @@ from fastfedul.history.schema import (
 
 _TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
 
+_DIGESTS_AT_ONCE = 500
+
 Span = tuple[int, int]
 
 
@@ -243,9 +245,14 @@ class Index:
     def unused(self, digests: set[bytes]) -> set[bytes]:
         """Return those of some arrays that no row refers to, by looking at all."""
         used: set[bytes] = set()
-        for table, column in self.references():
-            sql = f"SELECT {column} FROM {table} NOT INDEXED WHERE {column} NOT NULL"
-            used.update(row[0] for row in self._execute(sql) if row[0] in digests)
+        asked = sorted(digests)
+        for first in range(0, len(asked), _DIGESTS_AT_ONCE):
+            some = asked[first : first + _DIGESTS_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            for table, column in self.references():
+                where = f"NOT INDEXED WHERE {column} IN ({marks})"
+                sql = f"SELECT DISTINCT {column} FROM {table} {where}"
+                used.update(row[0] for row in self._execute(sql, some))
         return digests - used
 
     def array_bytes(self) -> int:
