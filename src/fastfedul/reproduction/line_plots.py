@@ -73,25 +73,42 @@ def draw_history(stem: str, title: str, group: Group) -> str:
     def paint(figure: Figure) -> None:
         panels = _panels(figure, "history kept (MB)")
         for name, axes in panels.items():
-            for number, (method, lines) in enumerate(series.items()):
+            for method, lines in series.items():
                 ordered = sorted(lines, key=lambda line: line.stored_bytes or 0)
                 axes.plot(
                     [(line.stored_bytes or 0) / 1e6 for line in ordered],
                     _gaps([value_of(line, name) for line in ordered]),
                     label=method,
-                    **{
-                        **_look(method, number),
-                        "linestyle": ":" if method.startswith("scalar") else "-",
-                    },
+                    **_history_look(method, list(series)),
                 )
-            axes.set_title(name)
             if series:
-                axes.set_xscale("log")
+                _make_logarithmic(axes)
             for line in across:
                 _add_across(axes, line, name)
         legend_below(figure, panels[MAIN])
 
     return render(stem, title, _HEIGHT + 0.2 * (len(series) // 3), paint)
+
+
+def _history_look(method: str, methods: Sequence[str]) -> dict[str, Any]:
+    """Return a colour for each dtype, and dashes for the paper's damping."""
+    kind, _, dtype = method.partition(", ")
+    dtypes = list(dict.fromkeys(m.partition(", ")[2] for m in methods))
+    ours = kind in ("scalar", "coordinate")
+    return {
+        "color": COLOURS[dtypes.index(dtype) % len(COLOURS)] if ours else INK,
+        "linestyle": ":" if kind == "scalar" else "-",
+        "marker": {"scalar": "s", "coordinate": "o", "kd": "X"}.get(kind, "P"),
+    }
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
