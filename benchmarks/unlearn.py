@@ -134,6 +134,7 @@ def main() -> None:
         shutil.rmtree(folder / "ledger")
         measure_growth(folder, sizes, figures, display)
         measure_clients(folder, sizes, figures, display)
+        measure_compaction(folder, sizes, figures, display)
         measure_dtypes(folder, sizes, figures)
     result = {
         **figures.results,
@@ -384,6 +385,45 @@ def measure_clients(
         few, many = functions
         figures.ratio(f"growth_clients{suffix}", many, few, "<= 1.2")
         functions.clear()
+
+
+def measure_compaction(
+    folder: Path, sizes: Sizes, figures: Figures, display: Progress
+) -> None:
+    """Time forgetting from a ledger of rounds and from the same one compacted."""
+    made_up = MadeUpRounds.of(sizes.parameters, sizes.clients)
+    paths = {name: folder / f"history-{name}" for name in ("full", "compact")}
+    task = display.add_task("compacting", total=sizes.rounds + sizes.repetitions + 2)
+    with DiskLedger.create(paths["full"], made_up.initial) as ledger:
+        for index in range(sizes.rounds):
+            ledger.append(made_up.round(index))
+            display.advance(task)
+    shutil.copytree(paths["full"], paths["compact"])
+    with DiskLedger(paths["compact"]) as ledger:
+        figures.seconds["compaction"] = seconds_of(ledger.compact)
+    display.advance(task)
+    method = FastFedUL(skew="coordinate")
+
+    def answer(path: Path) -> Flat:
+        with LedgerReader(path) as ledger:
+            return method(UnlearnRequest(ledger, frozenset({TARGET}))).delta.flat
+
+    expected, found = answer(paths["full"]), answer(paths["compact"])
+    figures.seconds |= interleaved(
+        {name: partial(answer, path) for name, path in paths.items()},
+        sizes.repetitions,
+        partial(display.advance, task),
+    )
+    figures.ratio("compact_over_full_seconds", "compact", "full")
+    gap = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    figures.results["compact_distance"] = gap
+    figures.line("compact_distance, relative", f"{gap:.1e}")
+    for name, path in paths.items():
+        with LedgerReader(path) as reader:
+            num_bytes = reader.num_array_bytes()
+        figures.results[f"{name}_bytes"] = num_bytes
+        figures.line(f"{name}_bytes", f"{num_bytes:,}")
+        shutil.rmtree(path)
 
 
 def measure_dtypes(folder: Path, sizes: Sizes, figures: Figures) -> None:

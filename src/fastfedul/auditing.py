@@ -13,7 +13,8 @@ from fastfedul.certificates import make_certificate, signed_bytes
 from fastfedul.errors import FastFedULError, LedgerError
 from fastfedul.forgetting import method_of
 from fastfedul.history.arrays import file_digest
-from fastfedul.history.reading import LedgerReader, fields
+from fastfedul.history.entries import fields
+from fastfedul.history.reading import LedgerReader
 from fastfedul.history.views import PastView
 from fastfedul.params import Flat, norm
 from fastfedul.records import LogEntry

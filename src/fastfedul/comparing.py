@@ -79,7 +79,7 @@ class Comparison:
         prepared: Data, attack and model of the run.
         forget: Whom the methods forgot.
         rows: `before`, `retrained`, then a row per method.
-        sweep: Fast-FedUL with several dampings.
+        sweep: Fast-FedUL with several dampings; empty for a ledger of sums.
         keeping: Whom optimal keeping prefers.
         damping: The damping of the rows.
         refused: Methods that could not be used here, and why.
@@ -165,7 +165,8 @@ def compare(
             )
         if refused and len(refused) == len(chosen):
             raise UnlearnRefusedError(next(iter(refused.values())))
-        sweep = _sweep(prepared, ledger, request, questions, say)
+        sums_only = ledger.settings.history == "sums"
+        sweep = () if sums_only else _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(prepared, names, tuple(rows), sweep, keeping, damping, refused)
 

@@ -26,6 +26,7 @@ from fastfedul.forgetting import forget
 from fastfedul.history.folder import INDEX
 from fastfedul.history.ledger import params_at, vector
 from fastfedul.history.model_files import model_written
+from fastfedul.history.shrinking import num_dropped
 from fastfedul.history.storage import DiskLedger
 from fastfedul.metrics_file import RoundMetrics
 from fastfedul.params import Params
@@ -80,6 +81,7 @@ class RunSummary:
         clients: Names of all clients.
         attackers: Names of the attackers.
         answered: Requests to forget that were applied or refused on the way.
+        dropped: Updates for which the ledger's budget had no room.
     """
 
     path: Path
@@ -91,6 +93,7 @@ class RunSummary:
     clients: tuple[ClientId, ...]
     attackers: tuple[ClientId, ...]
     answered: tuple[AppliedRequest, ...] = ()
+    dropped: int = 0
 
 
 def train(
@@ -134,8 +137,8 @@ def resume(
 
     Args:
         folder: The run.
-        changes: Options to change: `rounds` to train longer, `workers`, and `forget`,
-            which adds to what was planned. Any other must be as it was.
+        changes: Options to change: `rounds` to train longer, `workers`, `budget`, and
+            `forget`, which adds to what was planned. Any other must be as it was.
         progress: Called after every round.
         engine: Where clients are trained; it need not be the one of before.
     """
@@ -193,6 +196,7 @@ def _run(
             clients=config.names,
             attackers=prepared.attack.attackers,
             answered=tuple(answered),
+            dropped=num_dropped(ledger),
         )
 
 
@@ -251,14 +255,31 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     """Return the run's ledger; if it has none yet, begin the run."""
     folder = path / LEDGER
     if (folder / INDEX).is_file():
-        return DiskLedger(folder)
+        return _with_budget(DiskLedger(folder), config)
     initial = workers.initial(config.seed)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
     with model_written(path / INITIAL, initial):
         pass
     dtype: Any = config.store
-    return DiskLedger.create(folder, initial, update_dtype=dtype)
+    return DiskLedger.create(
+        folder,
+        initial,
+        update_dtype=dtype,
+        history="sums" if config.keep == "sums" else "rounds",
+        budget=config.budget_bytes,
+    )
+
+
+def _with_budget(ledger: DiskLedger, config: RunConfig) -> DiskLedger:
+    """Return the ledger with the budget of the options."""
+    if ledger.settings.budget != config.budget_bytes:
+        try:
+            ledger.set_budget(config.budget_bytes)
+        except BaseException:
+            ledger.close()
+            raise
+    return ledger
 
 
 def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -268,7 +289,8 @@ def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         changes["data"] = findable(changes["data"])
     added = [text for text in changes.pop("forget", ()) if text not in config.forget]
     for name, value in changes.items():
-        if name not in ("rounds", "workers") and value != getattr(config, name):
+        may_change = name in ("rounds", "workers", "budget")
+        if not may_change and value != getattr(config, name):
             raise InvalidInputError(
                 f"the run began with {name.replace('_', '-')} "
                 f"{getattr(config, name)!r}, which cannot change; start a new run"
@@ -335,15 +357,22 @@ def _align_metrics(
     """Make the metrics those of the recorded rounds, scoring anew what is missing.
 
     Only the parameters of earlier models are known, not their buffers: where a model
-    has buffers, a line that was lost stays without numbers unless it is the last.
+    has buffers, a line that was lost stays without numbers unless it is the last. A
+    ledger of sums knows no earlier models at all.
     """
     found = metrics_file.read(path / METRICS)
     num_rounds, final = ledger.num_rounds, ledger.final
+    sums_only = ledger.settings.history == "sums"
+    moved = {client.forgotten_at for client in ledger.clients().values()}
     for index in range(num_rounds):
         if index in found:
             continue
         scores: tuple[float | None, float | None] = (None, None)
-        if not final.buffers or index == num_rounds - 1:
+        if sums_only:
+            # Of the models of rounds only the last is known, unless it was moved.
+            if index == num_rounds - 1 and index + 1 not in moved:
+                scores = score(prepared, workers, final)
+        elif not final.buffers or index == num_rounds - 1:
             flat = params_at(ledger, index).flat + vector(ledger, VectorRef(index))
             model = Model(Params(ledger.settings.layout, flat), final.buffers)
             scores = score(prepared, workers, model)

@@ -11,6 +11,7 @@ from fastfedul.params import Array, Flat, Params
 ClientId = str
 KeepUse = Literal["store", "aggregate"]
 StorageDtype = Literal["float32", "bfloat16", "float16", "int8"]
+History = Literal["rounds", "sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class RoundEntry:
         num_updates: Participants that are still part of the history.
         removed_share: Share of the erased clients among the original participants.
         use: As in `Round`.
-        step_norm: Euclidean norm of the step.
+        step_norm: Euclidean norm of the step; NaN where it is not known any more.
         previous_product: Inner product of the step with the step before; 0 at first.
     """
 
@@ -99,6 +100,8 @@ class UpdateEntry:
         entered: Whether the update went into the model.
         norm: Euclidean norm of the update; NaN when the server never had it.
         step_product: Inner product with the round's step; None when not known.
+        summed: Whether the update is part of the client's own sums, in a ledger that
+            keeps nothing else.
     """
 
     round: int
@@ -109,6 +112,7 @@ class UpdateEntry:
     entered: bool
     norm: float
     step_product: float | None
+    summed: bool = False
 
     @property
     def weight(self) -> float:
@@ -205,12 +209,31 @@ class ForgetRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSums:
+    """What forgetting one client alone takes, summed over its rounds.
+
+    With a its share, U its update and G the step of a round in which others took part:
+
+    Attributes:
+        difference: Sum of a / (1 - a) * (G - U): how far the rounds would have gone
+            elsewhere without it. A round it was alone in counts with -G.
+        scatter: Sum of a / (1 - a) * (U - G)^2, value by value: by how much the
+            scatter of all updates around their steps would have been less without it.
+            Rounds count by the share of their original participants that is left.
+    """
+
+    difference: Flat
+    scatter: Flat
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of the log of what was forgotten.
+    """One entry of the log of what was forgotten or dropped.
 
     Attributes:
         time: When, in UTC, ISO 8601.
-        kind: `forget`, `erase`, or `forget and erase`.
+        kind: `forget`, `erase`, or `forget and erase`; `compact`; `drop`, of updates
+            for which the budget had no room.
         clients: Whom.
         details: Method, settings, rounds, coverage and digests, as JSON values.
     """

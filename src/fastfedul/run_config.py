@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +20,15 @@ from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.sampling import Keep
 from fastfedul.records import ClientId
 from fastfedul.whole_files import write_whole
+
+_PARTS = (
+    *("local", "schedule", "split", "policy", "budget_bytes", "poisoning"),
+    "forgetting",
+)
+_UNITS = {
+    **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +55,11 @@ class RunConfig:
         weighting: `size` or `equal`.
         dropout: Probability that a client misses a round.
         server_images: Clean images set aside for the server before splitting.
-        keep: Which updates the ledger keeps: `all`, `optimal:M`, `top:M`, `uniform:M`.
+        keep: Which updates the ledger keeps: `all`, `optimal:M`, `top:M`, `uniform:M`;
+            or `sums`: sums per client, and nothing of single rounds.
         keep_use: `store`: everybody counts; `aggregate`: only what is kept.
-        store: How the ledger stores updates.
+        store: How the ledger stores updates, or sums if it keeps those.
+        budget: Bytes the ledger may take, such as `10GB`; None for any number.
         model: `auto`, a built-in network, or `package.module:function`.
         seed: Seed of everything.
         workers: Processes; None for as many as pay. The results do not depend on it.
@@ -76,6 +88,7 @@ class RunConfig:
     keep: str = "all"
     keep_use: str = "store"
     store: str = "float32"
+    budget: str | None = None
     model: str = "auto"
     seed: int = 0
     workers: int | None = None
@@ -98,12 +111,17 @@ class RunConfig:
             raise InvalidInputError(
                 f"--store is {self.store!r}; choose {', '.join(STORAGE_DTYPES)}"
             )
+        if self.keep == "sums" and self.store not in ("float32", "float16"):
+            raise InvalidInputError(
+                f"--store is {self.store!r}, which is too coarse for sums that grow "
+                "round by round; choose float32 or float16"
+            )
         if self.attackers is not None and self.attack == "none":
             raise InvalidInputError(
                 "--attackers needs an attack; add --attack pixel, edge-case or "
                 "label-flip"
             )
-        for part in ("local", "schedule", "split", "policy", "poisoning", "forgetting"):
+        for part in _PARTS:
             getattr(self, part)
 
     @property
@@ -142,6 +160,11 @@ class RunConfig:
         """Which updates the ledger keeps."""
         use: Any = self.keep_use
         return Keep.parse(self.keep, use=use, seed=self.seed)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes the ledger may take."""
+        return None if self.budget is None else parse_bytes(self.budget)
 
     @property
     def poisoning(self) -> Attack:
@@ -204,6 +227,20 @@ def read_options(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
     return dict(_checked(found, path))
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes written with or without a unit.
+
+    >>> parse_bytes("10GB"), parse_bytes("1.5 MiB"), parse_bytes("4096")
+    (10000000000, 1572864, 4096)
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if not found or found[2].lower() not in _UNITS or len(text) > 40:
+        raise InvalidInputError(
+            f"cannot read the budget {text!r:.40}; write 500MB, 10GB or 2GiB"
+        )
+    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def findable(data: str) -> str:

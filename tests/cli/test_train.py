@@ -69,7 +69,7 @@ def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
     found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
     assert set(found) == {
         *("path", "rounds", "main", "backdoor", "chain", "seconds"),
-        *("clients", "attackers", "requests"),
+        *("clients", "attackers", "requests", "dropped"),
     }
     assert found["requests"] == []
     assert found["path"] == str(folder)

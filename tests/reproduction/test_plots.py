@@ -31,6 +31,7 @@ EXPECTED = {
     "damping": {"unlearning iteration", "damping 0.01", "damping 0.07"},
     "deviation": {"output units"},
     "cost": {"time to forget", "history stored", "history read", "peak memory"},
+    "history": {"history kept (MB)", "scalar, int8", "coordinate, sums", "retrained"},
     "sampling": {"updates kept a round (m)", "optimal", "uniform", "top", "retrained"},
 }
 

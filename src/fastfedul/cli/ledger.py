@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,12 +20,16 @@ from fastfedul.cli.output import (
     progress_bar,
     show_bytes,
     show_name,
+    warn,
 )
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.importing import import_ledger
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.schema import FORMAT
+from fastfedul.history.settings import LedgerSettings
+from fastfedul.history.shrinking import Compaction
+from fastfedul.history.storage import DiskLedger
 from fastfedul.history.verification import verify
 
 app = typer.Typer(
@@ -57,6 +63,8 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             "aggregation": settings.aggregation,
             "update_dtype": settings.update_dtype,
             "step_dtype": settings.step_dtype,
+            "history": settings.history,
+            "budget": settings.budget,
             "bytes": ledger.num_array_bytes(),
             "chain": ledger.chain.hex(),
             "model": str(ledger.model_path),
@@ -81,24 +89,22 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             ("clients", people or "none yet"),
             ("parameters", f"{facts['parameters']:,} in {facts['arrays']} arrays"),
             ("aggregation", facts["aggregation"]),
-            (
-                "stored as",
-                f"{settings.update_dtype} updates, {settings.step_dtype} steps",
-            ),
-            ("size", show_bytes(facts["bytes"])),
+            ("keeps", _kept(settings)),
+            ("size", show_bytes(facts["bytes"]) + _of(settings.budget)),
             ("chain", facts["chain"]),
             ("model", facts["model"]),
         ],
     )
     for event in facts["events"]:
-        names = ", ".join(show_name(name) for name in event["clients"])
-        out().print(f"{event['time']}  {event['kind']}: {names}", markup=False)
+        out().print(f"{event['time']}  {_told(event)}", markup=False)
 
 
 @app.command()
 def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     """List the clients: rounds, share, how many updates were kept, size of updates."""
     with LedgerReader(path) as ledger, ledger.snapshot():
+        sums_only = ledger.settings.history == "sums"
+        kept = "updates in its sums" if sums_only else "updates kept"
         rows = []
         for name, entry in ledger.clients().items():
             updates = ledger.updates_of(name)
@@ -110,6 +116,7 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
                     "rounds": len(updates),
                     "share": _mean([update.share for update in updates]),
                     "kept": sum(update.kept for update in updates),
+                    "summed": sum(update.summed for update in updates),
                     "norm": _mean(norms),
                 }
             )
@@ -118,14 +125,14 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
         return
     print_table(
         f"Clients of {path}",
-        ["client", "state", "rounds", "mean share", "updates kept", "mean norm"],
+        ["client", "state", "rounds", "mean share", kept, "mean norm"],
         [
             [
                 show_name(cast(str, row["client"])),
                 str(row["state"]),
                 str(row["rounds"]),
                 _number(row["share"]),
-                str(row["kept"]),
+                str(row["summed" if sums_only else "kept"]),
                 _number(row["norm"]),
             ]
             for row in rows
@@ -138,6 +145,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
     """Check every byte against its digest; exit code 1 and the place if damaged."""
     with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
         found = verify(ledger, progress)
+        sums_only = not found.problems and ledger.settings.history == "sums"
     if json:
         print_json(
             {
@@ -148,6 +156,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 "bytes": found.num_bytes,
                 "strays": found.num_strays,
                 "chain": found.chain,
+                "chain_covers_updates": not sums_only,
             }
         )
     elif not found.problems:
@@ -156,6 +165,12 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
             f"{show_bytes(found.num_bytes)}; the chain ends in {found.chain}",
             soft_wrap=True,
         )
+        if sums_only:
+            out().print(
+                "it keeps sums: the chain covers who took part with which share, not "
+                "what was sent",
+                soft_wrap=True,
+            )
         if found.num_strays:
             err().print(
                 f"{found.num_strays} files of an interrupted writer will be removed "
@@ -165,6 +180,42 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
         err().print(f"[red]damaged:[/red] {problem}", soft_wrap=True, markup=not json)
     if found.problems:
         raise typer.Exit(1)
+
+
+@app.command()
+def compact(
+    path: LedgerPath,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; what is lost is lost.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Keep sums per client in place of every round, so that the ledger stays small.
+
+    Afterwards its size goes with the clients, not with the rounds; a client can be
+    forgotten as before, in one pass over a few vectors, and training can go on. Steps
+    and updates of rounds are removed, and with them what needs rounds: it says what
+    that is and asks before it does anything. There is no way back.
+
+    Example: `fastfedul ledger compact my-run --dry-run`
+    """
+    with DiskLedger(path) as ledger:
+        found = ledger.compaction()
+        if not json:
+            _announce(path, found)
+        if not dry_run:
+            _confirm(yes)
+            with progress_bar("summing up clients") as progress:
+                found = ledger.compact(progress)
+    if json:
+        print_json({"path": str(path), "dry_run": dry_run, **asdict(found)})
+    elif dry_run:
+        out().print("Dry run: the ledger is unchanged.")
+    else:
+        out().print(f"Compacted to {show_bytes(found.bytes_after)}.")
 
 
 @app.command("import")
@@ -209,6 +260,55 @@ def import_models(
         print_json({"path": str(out_path), "rounds": rounds})
     else:
         out().print(f"{rounds} rounds imported to {out_path}", markup=False)
+
+
+def _announce(path: Path, found: Compaction) -> None:
+    out().print(
+        f"{path}: {show_bytes(found.bytes_before)} now, "
+        f"{show_bytes(found.bytes_after)} with sums only. What is lost:",
+        markup=False,
+        soft_wrap=True,
+    )
+    for text in found.lost:
+        out().print(f"- {text}", markup=False, soft_wrap=True)
+    for text in found.notes:
+        warn(text)
+
+
+def _confirm(yes: bool) -> None:
+    """Ask on a terminal; elsewhere --yes must have been given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInputError(
+            "compacting cannot be undone; add --yes, or --dry-run to see what is lost"
+        )
+    if not typer.confirm("Remove the rounds for good?", err=True):
+        raise typer.Abort
+
+
+def _kept(settings: LedgerSettings) -> str:
+    if settings.history == "sums":
+        return f"sums per client, {settings.sum_dtype}"
+    return f"{settings.update_dtype} updates, {settings.step_dtype} steps"
+
+
+def _of(budget: int | None) -> str:
+    return "" if budget is None else f" of arrays, budget {show_bytes(budget)}"
+
+
+def _told(event: dict[str, Any]) -> str:
+    names = ", ".join(show_name(name) for name in event["clients"])
+    if event["kind"] == "compact":
+        return "compact: sums in place of rounds"
+    if event["kind"] == "drop":
+        details = event["details"]
+        return (
+            f"drop: {details['updates']} updates of rounds {details['first_round']} to "
+            f"{details['last_round']} ({show_bytes(details['bytes'])}), for which the "
+            f"budget had no room: {names}"
+        )
+    return f"{event['kind']}: {names}"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -23,6 +23,7 @@ from fastfedul.cli.output import (
     print_facts,
     print_json,
     show_seconds,
+    warn,
 )
 from fastfedul.cli.request import answers_of, show_answers
 from fastfedul.errors import InvalidInputError
@@ -128,9 +129,10 @@ def train_run(
     keep: Annotated[
         str | None,
         _option(
-            "Updates the ledger keeps of a round. [all]",
+            "Updates the ledger keeps of a round; or sums: sums per client and nothing "
+            "of single rounds, which stays small however long it trains. [all]",
             _RECORD,
-            "all|optimal:M|top:M|uniform:M",
+            "all|optimal:M|top:M|uniform:M|sums",
         ),
     ] = None,
     keep_use: Annotated[
@@ -147,6 +149,16 @@ def train_run(
             "How updates are stored. [float32]",
             _RECORD,
             "float32|float16|bfloat16|int8",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        _option(
+            "Bytes the ledger may take, such as 500MB or 10GB. When a round would "
+            "exceed them, the oldest stored updates are dropped, small ones first. "
+            "[any number]",
+            _RECORD,
+            "BYTES",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything. [0]")] = None,
@@ -169,8 +181,8 @@ def train_run(
     The folder gets config.toml, ledger/, metrics.jsonl and the models. A run that was
     stopped, in whatever way, goes on with **--resume** and ends with the same bytes;
     clients forgotten in the meantime stay out. With --resume only --rounds, --workers,
-    --engine and --forget may change. While it runs, **fastfedul request add** asks for
-    a client to be forgotten; that happens before the next round.
+    --engine, --budget and --forget may change. While it runs, **fastfedul request add**
+    asks for a client to be forgotten; that happens before the next round.
 
     Examples: `fastfedul train my-run`,
     `fastfedul train my-run --data mnist --attack pixel --rounds 30`,
@@ -268,6 +280,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "clients": list(summary.clients),
         "attackers": list(summary.attackers),
         "requests": answers_of(summary.answered),
+        "dropped": summary.dropped,
     }
 
 
@@ -285,8 +298,14 @@ def _show(summary: RunSummary) -> None:
     rows += [("time", show_seconds(summary.seconds)), ("chain", summary.chain)]
     print_facts(f"Trained {summary.path}", rows)
     show_answers(summary.answered)
+    if summary.dropped:
+        warn(
+            f"the budget had no room for {summary.dropped} updates; "
+            f"`fastfedul ledger info {summary.path}` says which"
+        )
+    command = f"fastfedul forget {summary.path} {summary.clients[0]}"
     out().print(
-        f"Take a client out with: fastfedul forget {summary.path} {summary.clients[0]}",
+        f"Take a client out with: {command}",
         markup=False,
         soft_wrap=True,
     )

@@ -95,6 +95,12 @@ def vector_header(dtype: StorageDtype, size: int) -> bytes:
     return _padded(entries)
 
 
+def vector_bytes(dtype: StorageDtype, size: int) -> int:
+    """Return the size of a vector's file."""
+    data = 4 * codec.num_scales(dtype, size) + size * codec.VALUE_BYTES[dtype]
+    return len(vector_header(dtype, size)) + data
+
+
 def write_vector(folder: Path, vector: Flat, dtype: StorageDtype) -> ArrayInfo:
     """Write a vector so that it survives power loss once its folder is synced too."""
     encoded = codec.encode(vector, dtype)

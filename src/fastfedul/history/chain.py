@@ -23,7 +23,7 @@ def content_of(
     index: int,
     removed_share: float,
     use: str,
-    step: bytes,
+    step: bytes | None,
     updates: Sequence[tuple[str, float, float, bytes | None]],
 ) -> bytes:
     """Return the digest of what a round contains.
@@ -32,7 +32,7 @@ def content_of(
         index: Number of the round.
         removed_share: Share of the clients that were erased from it.
         use: `store` or `aggregate`.
-        step: Digest of the step's file.
+        step: Digest of the step's file; None if steps are not kept.
         updates: Name, share, keep probability and digest of the file (None if not
             kept) of each participant, sorted by name.
     """

@@ -15,6 +15,7 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.history.schema import (
     BY_CLIENT,
     COUNTED,
+    OPTIONAL,
     REFERENCES,
     REQUEST_TABLES,
     Row,
@@ -27,6 +28,8 @@ from fastfedul.history.schema import (
 )
 
 _TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
+
+_DIGESTS_AT_ONCE = 500
 
 Span = tuple[int, int]
 
@@ -90,6 +93,22 @@ class Index:
                 f"{self.path} is damaged: the definition of a table was changed"
             )
         return False
+
+    def put_policy(self, history: str, budget: int | None, scatter: Value) -> None:
+        """Write the one row that says what is kept, inside `writing()`."""
+        if not self.has("policy"):
+            self._execute(definition("policy"))
+        self.replace("policy", (1, history, budget, scatter))
+
+    def has(self, table: str) -> bool:
+        """Return whether there is an optional table."""
+        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self._execute(sql, (table,)).fetchone() is not None
+
+    def references(self) -> list[tuple[str, str]]:
+        """Return every column that refers to an array."""
+        optional = [("policy", "scatter")] if self.has("policy") else []
+        return [*REFERENCES, *optional]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -210,11 +229,14 @@ class Index:
             )
         return found[0]
 
+    def num_bytes(self) -> int:
+        """Return the size of the file, what is not committed yet included."""
+        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
+        return pages * int(self._execute("PRAGMA page_size").fetchone()[0])
+
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
-        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
-        size = int(self._execute("PRAGMA page_size").fetchone()[0])
-        if self.path.stat().st_size != pages * size:
+        if self.path.stat().st_size != self.num_bytes():
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
@@ -223,8 +245,19 @@ class Index:
         return self._definitions() in [sorted(definitions(without=w)) for w in without]
 
     def _definitions(self) -> list[str]:
+        """Return how tables and indexes are defined, optional ones aside."""
         found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return sorted(str(row[0]) for row in found)
+        optional = {definition(table) for table in OPTIONAL}
+        return sorted({str(row[0]) for row in found} - optional)
+
+    def first_kept_round(self) -> int | None:
+        """Return the first round that seems to have a stored update.
+
+        Only a hint where to begin: rows are checked when they are read.
+        """
+        sql = "SELECT min(round) FROM updates WHERE array IS NOT NULL"
+        found = self._execute(sql).fetchone()[0]
+        return found if isinstance(found, int) else None
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
@@ -233,15 +266,23 @@ class Index:
             raise LedgerDamagedError(f"{self.path} is damaged: it names no format")
         return found[0]
 
-    def is_used(self, array: bytes) -> bool:
-        """Return whether any row still refers to an array, by looking at all."""
-        return any(
-            self._execute(
-                f"SELECT 1 FROM {table} NOT INDEXED WHERE {column} = ? LIMIT 1",
-                (array,),
-            ).fetchone()
-            for table, column in REFERENCES
-        )
+    def unused(self, digests: set[bytes]) -> set[bytes]:
+        """Return those of some arrays that no row refers to, by looking at all."""
+        used: set[bytes] = set()
+        asked = sorted(digests)
+        for first in range(0, len(asked), _DIGESTS_AT_ONCE):
+            some = asked[first : first + _DIGESTS_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            for table, column in self.references():
+                where = f"NOT INDEXED WHERE {column} IN ({marks})"
+                sql = f"SELECT DISTINCT {column} FROM {table} {where}"
+                used.update(row[0] for row in self._execute(sql, some))
+        return digests - used
+
+    def array_bytes(self) -> int:
+        """Return the bytes of all arrays as the index has them, unchecked."""
+        found = self._execute("SELECT total(num_bytes) FROM arrays").fetchone()
+        return int(found[0])
 
     def count(self, table: str) -> int:
         """Return how many rows a table really has."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy.typing as npt
 
-from fastfedul.errors import InvalidInputError, UnknownClientError
+from fastfedul.errors import InvalidInputError, LedgerError, UnknownClientError
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.params import Array, Flat, Params
 from fastfedul.records import (
@@ -20,6 +20,7 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
+    OwnSums,
     Round,
     RoundEntry,
     RunningSums,
@@ -71,6 +72,16 @@ class Ledger(Protocol):
     def running_sums(self, client: ClientId) -> RunningSums:
         """Return what a client accumulated over all its updates, kept or not."""
 
+    def own_sums(self, client: ClientId) -> OwnSums:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+
+    def scatter(self) -> Flat:
+        """Return the scatter of all updates around the steps of their rounds.
+
+        It is the sum of share times squared deviation, value by value, with the shares
+        of the original participants.
+        """
+
     def combine(
         self,
         vectors: Sequence[VectorRef],
@@ -117,7 +128,11 @@ def models(ledger: Ledger) -> Iterator[Params]:
     With float32 steps these are the very bits the server had, as long as nobody was
     forgotten: after that they are the server's up to rounding, and an erased client
     is missing from the earlier models too.
+
+    Raises:
+        LedgerError: If the ledger keeps sums, and with them no steps.
     """
+    require_rounds(ledger, "models between the first and the current one")
     adjustments = ledger.adjustments()
     layout = ledger.settings.layout
     flat = ledger.initial.params.flat
@@ -130,12 +145,20 @@ def models(ledger: Ledger) -> Iterator[Params]:
 
 
 def params_at(ledger: Ledger, index: int) -> Params:
-    """Return the model before a round; the number of rounds gives the model now."""
+    """Return the model before a round; the number of rounds gives the model now.
+
+    Raises:
+        LedgerError: If the ledger keeps sums, for all but the first and the last.
+    """
     if not 0 <= index <= ledger.num_rounds:
         raise InvalidInputError(
             f"there is no model before round {index}; rounds are 0 to "
             f"{ledger.num_rounds - 1}"
         )
+    if index == 0 and 0 not in ledger.adjustments():
+        return ledger.initial.params
+    if index == ledger.num_rounds:
+        return ledger.final.params
     for position, params in enumerate(models(ledger)):
         if position == index:
             return params
@@ -144,6 +167,7 @@ def params_at(ledger: Ledger, index: int) -> Params:
 
 def read_round(ledger: Ledger, index: int) -> Round:
     """Return a recorded round with its arrays, shares as of today."""
+    require_rounds(ledger, "the vectors of a round")
     entries = ledger.updates_in(index)
     remaining = 1 - ledger.rounds()[index].removed_share
     layout = ledger.settings.layout
@@ -163,6 +187,12 @@ def _read_update(ledger: Ledger, entry: UpdateEntry, share: float) -> ClientUpda
         flat = vector(ledger, VectorRef(entry.round, entry.client))
         delta = Params(ledger.settings.layout, flat)
     return ClientUpdate(entry.client, share, delta, entry.keep_probability, entry.kept)
+
+
+def require_rounds(ledger: Ledger, what: str) -> None:
+    """Raise if a ledger does not have what only a history of rounds has."""
+    if ledger.settings.history == "sums":
+        raise LedgerError(f"this ledger keeps sums per client only: {what} are gone")
 
 
 def require_known(ledger: Ledger, clients: Sequence[ClientId]) -> None:

@@ -18,6 +18,7 @@ from fastfedul.history.erasure import (
     rewritten_rounds,
 )
 from fastfedul.history.ledger import now, require_known
+from fastfedul.history.own_sums import own_sums_of, scatter_of
 from fastfedul.history.recording import prepare, require_buffers
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.params import Array, Flat, Params, dot
@@ -27,6 +28,7 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
+    OwnSums,
     Round,
     RoundEntry,
     RunningSums,
@@ -177,6 +179,15 @@ class MemoryLedger:
         return RunningSums(
             known.weighted.copy(), known.squared.copy(), known.num_unseen
         )
+
+    def own_sums(self, client: ClientId) -> OwnSums:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+        require_known(self, [client])
+        return own_sums_of(self, client, self._rounds)
+
+    def scatter(self) -> Flat:
+        """Return the scatter of all updates around the steps of their rounds."""
+        return scatter_of(self, self._rounds)
 
     def combine(
         self,

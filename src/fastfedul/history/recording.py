@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,6 +92,8 @@ def prepare(
     updates = sorted(round_.updates, key=lambda update: update.client)
     _check_participants(updates, state_of)
     vectors = [_vector(update, layout, round_.index) for update in updates]
+    if settings.history == "sums":
+        updates = _check_summable(round_, updates)
     given = None if round_.step is None else _flat(round_.step, layout, "the step")
     step, squares, products, previous = _measure(
         round_, updates, vectors, given, previous_step, settings
@@ -192,6 +194,21 @@ def _check_participants(
     total = math.fsum(update.share for update in updates)
     if abs(total - 1) > _SHARE_TOLERANCE:
         raise InvalidInputError(f"the shares of the round sum to {total}, not to 1")
+
+
+def _check_summable(round_: Round, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """Return the updates as a history of sums records them: none kept for itself."""
+    if round_.use == "aggregate":
+        raise InvalidInputError(
+            "a history of sums needs rounds in which every update counts; use store"
+        )
+    for update in updates:
+        if update.delta is None:
+            raise InvalidInputError(
+                f"a history of sums needs every update, and that of client "
+                f"{update.client!r:.80} in round {round_.index} is missing"
+            )
+    return [replace(update, kept=False, keep_probability=0.0) for update in updates]
 
 
 def _vector(update: ClientUpdate, layout: Layout, index: int) -> Flat | None:

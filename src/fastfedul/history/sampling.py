@@ -19,8 +19,8 @@ from fastfedul.params import norm
 from fastfedul.records import KeepUse, Round
 from fastfedul.rng import stream
 
-Policy = Literal["all", "optimal", "top", "uniform"]
-POLICIES: tuple[Policy, ...] = ("all", "optimal", "top", "uniform")
+Policy = Literal["all", "optimal", "top", "uniform", "sums"]
+POLICIES: tuple[Policy, ...] = ("all", "optimal", "top", "uniform", "sums")
 Floats = npt.NDArray[np.float64]
 
 
@@ -31,7 +31,8 @@ class Keep:
     Attributes:
         policy: `all`; `optimal`: independent draws with the probabilities that give
             the least variance; `top`: the largest contributions, no draw, no
-            reweighting; `uniform`: a simple random sample.
+            reweighting; `uniform`: a simple random sample; `sums`: none, for a ledger
+            that keeps sums.
         budget: How many updates a round keeps, on average for `optimal`.
         use: `store` or `aggregate`, see `Round`.
         seed: Seed of the draws; the draw of a round depends on seed and round alone.
@@ -47,16 +48,21 @@ class Keep:
             raise InvalidInputError(
                 f"unknown keeping policy {self.policy!r}; choose {', '.join(POLICIES)}"
             )
-        if self.policy != "all" and (self.budget is None or self.budget < 1):
+        whole = self.policy in ("all", "sums")
+        if not whole and (self.budget is None or self.budget < 1):
             raise InvalidInputError(
                 f"the policy {self.policy!r} needs a budget of 1 or more updates"
             )
         if self.use not in ("store", "aggregate"):
             raise InvalidInputError(f"use is store or aggregate, not {self.use!r}")
+        if self.policy == "sums" and self.use == "aggregate":
+            raise InvalidInputError(
+                "sums are over all updates, so all of them must count; use store"
+            )
 
     @classmethod
     def parse(cls, text: str, *, use: KeepUse = "store", seed: int = 0) -> Keep:
-        """Return the policy written as `all`, `optimal:5`, `top:5` or `uniform:5`.
+        """Return the policy written as `all`, `optimal:5`, `top:5`, `sums` and so on.
 
         >>> Keep.parse("optimal:5").budget
         5
@@ -65,8 +71,8 @@ class Keep:
         whole = budget.isascii() and budget.isdecimal() and len(budget) < 10
         if policy not in POLICIES or (budget and not whole):
             raise InvalidInputError(
-                f"cannot read the policy {text!r:.40}; write all, optimal:5, top:5 "
-                "or uniform:5"
+                f"cannot read the policy {text!r:.40}; write all, optimal:5, top:5, "
+                "uniform:5 or sums"
             )
         return cls(policy, int(budget) if budget else None, use, seed)
 
@@ -78,7 +84,7 @@ class Keep:
         """
         ordered = sorted(round_.updates, key=lambda update: update.client)
         sizes = [1.0] * len(ordered)
-        if self.policy not in ("all", "uniform"):
+        if self.policy in ("optimal", "top"):
             sizes = [u.share * (norm(u.delta.flat) if u.delta else 0) for u in ordered]
         probabilities, kept = self.choose(np.array(sizes), round_.index)
         updates = tuple(
@@ -99,6 +105,8 @@ class Keep:
         size = len(magnitudes)
         if self.policy == "all" or size == 0:
             return np.ones(size), np.ones(size, bool)
+        if self.policy == "sums":
+            return np.zeros(size), np.zeros(size, bool)
         assert self.budget is not None
         budget = min(self.budget, size)
         rng = stream(self.seed, "keep", index)

@@ -100,6 +100,15 @@ REQUEST_TABLES = ("requests", "request_head")
 
 They have a head of their own, so that nobody but the writer ever touches its head.
 """
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "policy": (
+        "id INTEGER PRIMARY KEY",
+        "history TEXT",
+        "budget INTEGER",
+        "scatter BLOB",
+    )
+}
+"""Tables that only some ledgers have: those of sums, and those with a budget."""
 
 COUNTED = tuple(
     column.split()[0].removeprefix("num_")
@@ -116,7 +125,7 @@ REFERENCES = (
     ("clients", "squared"),
     ("adjustments", "array"),
 )
-"""Every column that refers to an array."""
+"""Every column that refers to an array, of tables that every ledger has."""
 
 _WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
 BY_CLIENT = {"updates", "pending"}
@@ -130,7 +139,12 @@ def key_of(table: str) -> tuple[int, ...]:
 @cache
 def names(table: str) -> tuple[str, ...]:
     """Return the column names of a table, without the digest."""
-    return tuple(column.split()[0] for column in COLUMNS[table])
+    return tuple(column.split()[0] for column in columns_of(table))
+
+
+def columns_of(table: str) -> tuple[str, ...]:
+    """Return the columns of a table with their types."""
+    return OPTIONAL[table] if table in OPTIONAL else COLUMNS[table]
 
 
 def canonical(*values: Any) -> bytes:
@@ -163,12 +177,12 @@ def definition(table: str) -> str:
     """Return the statement that creates a table."""
     key = ", PRIMARY KEY (client, round)" if table in BY_CLIENT else ""
     rowid = " WITHOUT ROWID" if table in {*BY_CLIENT, "arrays"} else ""
-    columns = ", ".join(COLUMNS[table])
+    columns = ", ".join(columns_of(table))
     return f"CREATE TABLE {table} ({columns}, digest BLOB{key}){rowid}"
 
 
 def definitions(*, without: tuple[str, ...] = ()) -> list[str]:
-    """Return the statements that create the tables and indexes."""
+    """Return the statements that create the tables and indexes of every ledger."""
     return [
         *(definition(table) for table in COLUMNS if table not in without),
         "CREATE INDEX updates_by_round ON updates (round, client)",

@@ -10,39 +10,40 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fastfedul.errors import InvalidInputError, LedgerError, RequestClosedError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
-from fastfedul.history.chain import content_of, genesis, link
+from fastfedul.history.chain import genesis
+from fastfedul.history.entries import fields
 from fastfedul.history.erasure import check_erasable, rewritten_rounds
 from fastfedul.history.folder import ARRAYS, INDEX, explain
 from fastfedul.history.index import Index
 from fastfedul.history.ledger import now, require_known, vector
-from fastfedul.history.reading import fields
 from fastfedul.history.recording import (
     require_buffers,
 )
 from fastfedul.history.request_rows import decide, waiting_for
 from fastfedul.history.schema import FORMAT, digest_of
 from fastfedul.history.settings import LedgerSettings
+from fastfedul.history.shrinking import Compaction, Dropped, Progress, ShrinkingWriter
 from fastfedul.history.transaction import Change
-from fastfedul.history.writing import LedgerWriter
 from fastfedul.params import Flat, Params
 from fastfedul.records import (
     ClientId,
     ForgetRequest,
+    History,
     Model,
     StorageDtype,
     VectorRef,
 )
 
 
-class DiskLedger(LedgerWriter):
+class DiskLedger(ShrinkingWriter):
     """A ledger on disk, open for writing; there is only one at a time."""
 
     @classmethod
@@ -56,6 +57,8 @@ class DiskLedger(LedgerWriter):
         update_dtype: StorageDtype = "float32",
         step_dtype: StorageDtype = "float32",
         sums_every: int = 8,
+        history: History = "rounds",
+        budget: int | None = None,
     ) -> DiskLedger:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -67,6 +70,10 @@ class DiskLedger(LedgerWriter):
             update_dtype: How updates are stored.
             step_dtype: How the steps of the model are stored.
             sums_every: After how many rounds the running sums are written anew.
+            history: `rounds`, or `sums` to keep sums per client and no vectors of
+                rounds; then `update_dtype` says how the sums are stored.
+            budget: Bytes the ledger may take. When a round would exceed them, stored
+                updates are dropped, the oldest rounds' and the smallest first.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -75,7 +82,14 @@ class DiskLedger(LedgerWriter):
             update_dtype=update_dtype,
             step_dtype=step_dtype,
             sums_every=sums_every,
+            history=history,
+            budget=budget,
         )
+        if history == "sums" and update_dtype != settings.sum_dtype:
+            raise InvalidInputError(
+                f"sums that grow round by round cannot be stored as {update_dtype}; "
+                "choose float32 or float16"
+            )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
         folder = Path(path).absolute()
@@ -135,7 +149,8 @@ class DiskLedger(LedgerWriter):
             if request is not None and request not in {r.number for r in asked}:
                 raise RequestClosedError(f"request {request} is not waiting any more")
             at = int(change.head["num_rounds"])
-            self._adjust(change, at, delta)
+            if self._settings.history == "rounds":
+                self._adjust(change, at, delta)
             cleaned = Model(Params(self._settings.layout, flat), model.buffers)
             change.set_model(*change.store([change.model_job(cleaned)]))
             for client in clients:
@@ -144,7 +159,7 @@ class DiskLedger(LedgerWriter):
                 row.update(state="forgotten", forgotten_at=at)
                 change.replace("clients", row)
             if erase:
-                self._erase(change, clients)
+                details = {**details, **self._erase(change, clients)}
             if asked:
                 details = {**details, "requests": [_described(r) for r in asked]}
             kind = "forget and erase" if erase else "forget"
@@ -161,10 +176,72 @@ class DiskLedger(LedgerWriter):
         """
         check_erasable(self, clients)
         with self._changing("the erasure") as change:
-            self._erase(change, clients)
+            details = {**details, **self._erase(change, clients)}
             self._log(change, "erase", clients, details)
 
-    def _erase(self, change: Change, clients: Sequence[ClientId]) -> None:
+    def compact(self, progress: Progress | None = None) -> Compaction:
+        """Turn the ledger into one of sums; when this returns, the rounds are gone.
+
+        Training can go on afterwards.
+
+        Args:
+            progress: Called with how much is done and how much there is.
+
+        Raises:
+            LedgerError: If it cannot be compacted.
+        """
+        found = self.compaction()
+        with self._changing("the compaction") as change:
+            self._to_sums(change, progress)
+            self._log(change, "compact", (), {"notes": list(found.notes)})
+        self._settings = replace(self._settings, history="sums")
+        self._last_step = None
+        return replace(found, bytes_after=self.num_array_bytes())
+
+    def set_budget(self, budget: int | None) -> None:
+        """Change how many bytes the ledger may take; it counts from the next round."""
+        settings = replace(self._settings, budget=budget)
+        with self._changing("the budget"):
+            policy = self._policy()
+            self.index.put_policy(policy["history"], budget, policy["scatter"])
+        self._settings = settings
+
+    def _settle(self, change: Change) -> None:
+        """Keep to the budget, and say in the log what it took."""
+        dropped = self._make_room(change)
+        if dropped is None:
+            return
+        self._log_dropped(change, dropped)
+
+    def _log_dropped(self, change: Change, dropped: Dropped) -> None:
+        """Add to the log; what is dropped round after round is one entry."""
+        clients = set(dropped.clients)
+        details = {
+            "updates": dropped.num_updates,
+            "bytes": dropped.num_bytes,
+            "first_round": min(dropped.rounds),
+            "last_round": max(dropped.rounds),
+            "budget": self._settings.budget,
+        }
+        events = self.index.rows("events")
+        last = fields("events", events[-1]) if events else None
+        if last and last["kind"] == "drop":
+            before = json.loads(last["details"])
+            clients |= set(json.loads(last["clients"]))
+            details["updates"] += before["updates"]
+            details["bytes"] += before["bytes"]
+            details["first_round"] = min(details["first_round"], before["first_round"])
+            self.index.delete("events", "id = ?", last["id"])
+        self._log(change, "drop", sorted(clients), details)
+
+    def _erase(self, change: Change, clients: Sequence[ClientId]) -> dict[str, object]:
+        """Take clients out of the history; return what the log should say of it."""
+        if self._settings.history == "sums":
+            check_erasable(self, clients)
+            worst = self._erase_from_sums(change, clients)
+            for client in clients:
+                self._drop_client(change, client)
+            return {"sums_off": worst}
         forgotten_at = check_erasable(self, clients)
         correction = np.zeros(self._settings.layout.size, np.float64)
         gone = {self._numbers[client] for client in clients}
@@ -190,6 +267,7 @@ class DiskLedger(LedgerWriter):
         self._adjust(change, forgotten_at, -correction.astype(np.float32))
         change.head["chain"] = self._relink(change)
         self._last_step = None
+        return {}
 
     def _drop_client(self, change: Change, client: ClientId) -> None:
         row = self._client_row(client)
@@ -245,47 +323,6 @@ class DiskLedger(LedgerWriter):
         )
         return len(events) + 1
 
-    def _content(self, row: Mapping[str, Any], without: set[int]) -> bytes:
-        participants = []
-        for found in self.index.rows("updates", round=row["round"]):
-            update = fields("updates", found)
-            if update["client"] not in without:
-                name = self.index.one("clients", id=update["client"])[1]
-                participants.append(
-                    (
-                        str(name),
-                        update["share"],
-                        update["keep_probability"],
-                        update["array"],
-                    )
-                )
-        return content_of(
-            row["round"],
-            row["removed_share"],
-            row["use"],
-            row["step"],
-            sorted(participants),
-        )
-
-    def _relink(self, change: Change) -> bytes:
-        """Write the chain anew over all rounds and return its end."""
-        chain = self._genesis()
-        for row in self._round_rows():
-            chain = link(chain, row["content"])
-            if row["chain"] != chain:
-                change.replace("rounds", {**row, "chain": chain})
-        return chain
-
-    def _genesis(self) -> bytes:
-        settings = self._settings
-        return genesis(
-            settings.layout.to_json(),
-            settings.update_dtype,
-            settings.step_dtype,
-            settings.aggregation,
-            self._initial,
-        )
-
 
 def _described(request: ForgetRequest) -> dict[str, object]:
     """Return what the log keeps of a request."""
@@ -313,6 +350,8 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
             index.put("ledger", (1, FORMAT, text, *dtypes, *rest))
             chain = genesis(text, *dtypes, settings.aggregation, info.digest)
             index.put_head(chain, info.digest, 0)
+            if settings.history == "sums" or settings.budget is not None:
+                index.put_policy(settings.history, settings.budget, None)
     finally:
         index.close()
     arrays.sync_folder(folder)

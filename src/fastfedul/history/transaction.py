@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastfedul.history import arrays
 from fastfedul.history.index import Index
@@ -97,11 +97,19 @@ class Change:
     def finish(self) -> None:
         """Sync the files and write the head; only the commit remains."""
         arrays.sync_folder(self._folder)
-        self._put_head()
-        self._released = {d for d in self._released if not self._index.is_used(d)}
+        self.save_head()
+        self._released = self._index.unused(self._released)
         for digest in self._released:
             self._index.delete("arrays", "array = ?", digest)
-        self._put_head()
+        self.save_head()
+
+    def num_bytes(self) -> int:
+        """Return the bytes of arrays and index after the commit."""
+        free = 0
+        for digest in self._index.unused(self._released):
+            found = self._index.rows("arrays", array=digest)
+            free += sum(cast(int, row[1]) for row in found)
+        return self._index.array_bytes() - free + self._index.num_bytes()
 
     def undo(self) -> None:
         """Remove the files of a change that was not committed, also late ones."""
@@ -117,7 +125,8 @@ class Change:
         if self._released:
             arrays.sync_folder(self._folder)
 
-    def _put_head(self) -> None:
+    def save_head(self) -> None:
+        """Write the head as it is now, with the counts of rows so far."""
         self._index.put_head(
             self.head["chain"], self.head["model"], self.head["sums_through"]
         )

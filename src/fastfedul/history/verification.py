@@ -14,11 +14,12 @@ from typing import Any, cast
 from fastfedul.errors import LedgerError
 from fastfedul.history import arrays
 from fastfedul.history.chain import content_of, genesis, link
+from fastfedul.history.entries import fields
 from fastfedul.history.folder import ARRAYS
 from fastfedul.history.index import Index
-from fastfedul.history.reading import LedgerReader, fields
+from fastfedul.history.reading import LedgerReader
 from fastfedul.history.request_rows import read_log, read_requests
-from fastfedul.history.schema import COUNTED, REFERENCES, REQUEST_TABLES, digest_of
+from fastfedul.history.schema import COUNTED, OPTIONAL, REQUEST_TABLES, digest_of
 
 Progress = Callable[[int, int], None]
 
@@ -90,7 +91,8 @@ def _index_problems(index: Index) -> Iterator[str]:
             yield f"{index.path}: {verdict.splitlines()[-1]}"
         if not index.is_as_defined():
             yield f"{index.path}: the definition of a table was changed"
-        for table in ("ledger", "head", *COUNTED):
+        optional = [table for table in OPTIONAL if index.has(table)]
+        for table in ("ledger", "head", *COUNTED, *optional):
             yield from index.changed_rows(table)
         head = fields("head", index.one("head", id=1))
         if index.has_requests():
@@ -184,7 +186,7 @@ def _request_problems(index: Index) -> Iterator[str]:
 
 def _reference_problems(index: Index) -> Iterator[str]:
     known = {row[0] for row in index.rows("arrays")}
-    for table, column in REFERENCES:
+    for table, column in index.references():
         for row in index.rows(table):
             array = fields(table, row)[column]
             if array is not None and array not in known:

@@ -21,6 +21,7 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
+    OwnSums,
     RoundEntry,
     RunningSums,
     UpdateEntry,
@@ -85,6 +86,14 @@ class LedgerView:
     def running_sums(self, client: ClientId) -> RunningSums:
         """Return what a client accumulated over all its updates, kept or not."""
         return self.ledger.running_sums(client)
+
+    def own_sums(self, client: ClientId) -> OwnSums:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+        return self.ledger.own_sums(client)
+
+    def scatter(self) -> Flat:
+        """Return the scatter of all updates around the steps of their rounds."""
+        return self.ledger.scatter()
 
     def combine(
         self,
@@ -192,6 +201,22 @@ class CountedLedger(LedgerView):
         found = self.ledger.running_sums(client)
         self.bytes_read += found.weighted.nbytes + found.squared.nbytes
         return found
+
+    def own_sums(self, client: ClientId) -> OwnSums:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+        found = self.ledger.own_sums(client)
+        self.bytes_read += self._sum_bytes(found.difference, found.scatter)
+        return found
+
+    def scatter(self) -> Flat:
+        """Return the scatter of all updates around the steps of their rounds."""
+        found = self.ledger.scatter()
+        self.bytes_read += self._sum_bytes(found)
+        return found
+
+    def _sum_bytes(self, *sums: Flat) -> int:
+        width = VALUE_BYTES[self.ledger.settings.sum_dtype]
+        return sum(width * flat.size for flat in sums)
 
     def combine(
         self,

@@ -17,8 +17,10 @@ from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.chain import content_of, link
+from fastfedul.history.entries import fields
 from fastfedul.history.folder import acquire_lock, explain, sweep
-from fastfedul.history.reading import LedgerReader, fields
+from fastfedul.history.own_sums import deviation
+from fastfedul.history.reading import LedgerReader
 from fastfedul.history.recording import (
     RecordedRound,
     RecordedUpdate,
@@ -83,30 +85,39 @@ class LedgerWriter(LedgerReader):
             self._settings,
             current=self._current(head["model"]),
             num_rounds=head["num_rounds"],
-            previous_step=self._previous_step(head["num_rounds"]),
+            previous_step=None
+            if self._settings.history == "sums"
+            else self._previous_step(head["num_rounds"]),
             state_of=self._state_of,
         )
         with self._changing(f"round {recorded.index}") as change:
             self._write_round(change, recorded)
             if (recorded.index + 1) % self._settings.sums_every == 0:
                 self._fold_sums(change, recorded.index + 1)
+            self._settle(change)
             self._model_now = (change.head["model"], recorded.model)
         exact = self._settings.step_dtype == "float32"
         self._last_step = (recorded.index, recorded.step.copy()) if exact else None
 
+    def _settle(self, change: Change) -> None:
+        """Do what remains to be done in the transaction of an append."""
+
     def _write_round(self, change: Change, recorded: RecordedRound) -> None:
         settings = self._settings
-        jobs = [
-            change.model_job(recorded.model),
-            change.vector_job(recorded.step, settings.step_dtype),
-        ]
+        sums_only = settings.history == "sums"
+        jobs = [change.model_job(recorded.model)]
+        if not sums_only:
+            jobs.append(change.vector_job(recorded.step, settings.step_dtype))
         for update in recorded.updates:
             if update.vector is not None:
+                vector = (
+                    _summed(update.vector, recorded) if sums_only else update.vector
+                )
                 dtypes = self._dtypes_of(update)
-                jobs += [change.vector_job(update.vector, dtype) for dtype in dtypes]
+                jobs += [change.vector_job(vector, dtype) for dtype in dtypes]
         written = iter(change.store(jobs))
         change.set_model(next(written))
-        step = next(written)
+        step = None if sums_only else next(written)
         participants = []
         for update in recorded.updates:
             digests = {dtype: next(written) for dtype in self._dtypes_of(update)}
@@ -176,7 +187,10 @@ class LedgerWriter(LedgerReader):
 
     def _fold_sums(self, change: Change, through: int) -> None:
         """Write the running sums of all clients that took part since the last time."""
-        size = self._settings.layout.size
+        size, dtype = self._settings.layout.size, self._settings.sum_dtype
+        sums_only = self._settings.history == "sums"
+        if sums_only:
+            self._replace_scatter(change, self._scatter())
         since = change.head["sums_through"]
         recent = {
             update[0] for update in self.index.rows("updates", span=(since, through))
@@ -185,8 +199,11 @@ class LedgerWriter(LedgerReader):
         waiting: list[tuple[dict[str, Any], list[Future[arrays.ArrayInfo]]]] = []
         for client in clients:
             if client["id"] in recent:
-                sums = accumulate(self._arrays, size, self._sum_sources(client))
-                jobs = [change.vector_job(flat, "float32") for flat in sums]
+                if sums_only:
+                    jobs = [change.vector_job(s, dtype) for s in self._own_sums(client)]
+                else:
+                    sums = accumulate(self._arrays, size, self._sum_sources(client))
+                    jobs = [change.vector_job(flat, "float32") for flat in sums]
                 waiting.append((client, change.submit(jobs)))
             # While sums are being written the next ones are computed, but only so
             # many that memory stays bounded.
@@ -208,6 +225,12 @@ class LedgerWriter(LedgerReader):
         client["weighted"], client["squared"] = digests
         client["sums_through"] = through
         change.replace("clients", client)
+
+    def _replace_scatter(self, change: Change, total: Flat) -> None:
+        policy = self._policy()
+        change.release(policy["scatter"])
+        [digest] = change.store([change.vector_job(total, self._settings.sum_dtype)])
+        self.index.put_policy(policy["history"], policy["budget"], digest)
 
     def _client_row(self, client: ClientId) -> dict[str, Any] | None:
         """Return a client's row, found by the number that only this writer gives."""
@@ -273,3 +296,8 @@ class LedgerWriter(LedgerReader):
             yield
         except OSError as error:
             raise explain(error, self.path, what) from None
+
+
+def _summed(update: Flat, recorded: RecordedRound) -> Flat:
+    """Return what the sums of a ledger without rounds take of an update."""
+    return deviation(update, recorded.step, alone=len(recorded.updates) == 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastfedul.evaluate.intervals import Interval, Mean
 from fastfedul.report.wording import NOTHING, show_bytes, show_count, show_seconds
 from fastfedul.reproduction import paper
-from fastfedul.reproduction.experiments import FAST, FAST_ALL
+from fastfedul.reproduction.experiments import ERASER, FAST, FAST_ALL
 from fastfedul.reproduction.summary import WIDE_DEGREES, Summary
 
 Group = Sequence[Summary]
@@ -37,6 +37,8 @@ def columns_of(name: str, group: Group) -> tuple[Column, ...]:
         return _DEVIATION
     if name == "damping":
         return (Column("damping", lambda line, _: line.label), _SEEDS, *_SHARES)
+    if name == "history":
+        return (_METHOD, _POLICY[1], _SEEDS, *_SHARES, _STORED, _SAVED)
     if name == "sampling":
         return (*_POLICY, _SEEDS, *_SHARES, _STORED)
     columns = (_METHOD, _SEEDS, *_SHARES)
@@ -138,6 +140,12 @@ def _bytes(value: float | None) -> str:
     return NOTHING if value is None else show_bytes(value)
 
 
+def _saved(line: Summary, group: Group) -> str:
+    base = find(ERASER, group)
+    ratio = ratio_of(base.stored_bytes if base else None, line.stored_bytes)
+    return NOTHING if ratio is None else f"1/{ratio:.1f}"
+
+
 def _degrees(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f}°"
 
@@ -187,6 +195,7 @@ _PAPER = (
     ),
 )
 _STORED = Column("history stored", lambda line, _: _bytes(line.stored_bytes))
+_SAVED = Column("of FedEraser's", _saved)
 _POLICY = (Column("kept by", _policy), Column("updates a round", _budget))
 _COST = (
     _METHOD,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
 from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
 from fastfedul.reproduction.skew_cells import cells_of, combinations
@@ -14,6 +15,7 @@ from fastfedul.reproduction.skew_cells import cells_of, combinations
 ATTACKS = ("edge-case", "pixel")
 HALF = "half of the clients a round"
 PAPERS_BUDGET = "optimal:5"
+ERASER = "federaser, every 2nd round"
 DAMPINGS = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
 
 
@@ -176,6 +178,33 @@ def _skew(scale: Scale, num_seeds: int) -> list[Line]:
     ]
 
 
+def _history(scale: Scale, num_seeds: int) -> list[Line]:
+    """Return lines that differ in what the server keeps."""
+    small = scale == "smoke"
+    budgets = (None, 5) if small else (None, 7, 5, 3)
+    dtypes = ("float32", "int8") if small else STORAGE_DTYPES
+    rivals = (Method(ERASER, "federaser", {"interval": 2}), Method("kd", "kd"))
+    found = _on_first(scale, num_seeds, (*REFERENCES, *rivals))
+    for attack in ATTACKS:
+        for skew, name in (("scalar", "fast-fedul"), ("coordinate", "fast-fedul-auto")):
+            for dtype in dtypes:
+                for budget in budgets:
+                    settings: dict[str, Any] = {}
+                    if dtype != "float32":
+                        settings["store"] = dtype
+                    if budget:
+                        settings["keep"] = f"optimal:{budget}"
+                    method = Method(f"{skew}, {dtype}", name, settings)
+                    found.append(
+                        _line(scale, attack, method, num_seeds, parameter=budget)
+                    )
+        for dtype in ("float32", "float16"):
+            settings = {"history": "sums", "store": dtype}
+            method = Method(f"coordinate, sums, {dtype}", "fast-fedul-auto", settings)
+            found.append(_line(scale, attack, method, num_seeds))
+    return found
+
+
 EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "edge-case": _main_table("edge-case"),
     "pixel": _main_table("pixel"),
@@ -187,6 +216,7 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "sampling": _sampling,
     "criteria": _criteria,
     "skew": _skew,
+    "history": _history,
 }
 """Name to a function of scale and number of seeds."""
 

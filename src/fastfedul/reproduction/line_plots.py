@@ -61,6 +61,56 @@ def draw_iterations(stem: str, title: str, group: Group) -> str:
     return render(stem, title, _HEIGHT, paint)
 
 
+def draw_history(stem: str, title: str, group: Group) -> str:
+    """Return a line per method and dtype against the bytes of history it keeps."""
+    series: dict[str, list[Summary]] = {}
+    for line in group:
+        if line.stored_bytes:
+            name = "coordinate, sums" if ", sums" in line.label else line.label
+            series.setdefault(name, []).append(line)
+    across = [line for line in group if line.label in _REFERENCES]
+
+    def paint(figure: Figure) -> None:
+        panels = _panels(figure, "history kept (MB)")
+        for name, axes in panels.items():
+            for method, lines in series.items():
+                ordered = sorted(lines, key=lambda line: line.stored_bytes or 0)
+                axes.plot(
+                    [(line.stored_bytes or 0) / 1e6 for line in ordered],
+                    _gaps([value_of(line, name) for line in ordered]),
+                    label=method,
+                    **_history_look(method, list(series)),
+                )
+            if series:
+                _make_logarithmic(axes)
+            for line in across:
+                _add_across(axes, line, name)
+        legend_below(figure, panels[MAIN])
+
+    return render(stem, title, _HEIGHT + 0.2 * (len(series) // 3), paint)
+
+
+def _history_look(method: str, methods: Sequence[str]) -> dict[str, Any]:
+    """Return a colour for each dtype, and dashes for the paper's damping."""
+    kind, _, dtype = method.partition(", ")
+    dtypes = list(dict.fromkeys(m.partition(", ")[2] for m in methods))
+    ours = kind in ("scalar", "coordinate")
+    return {
+        "color": COLOURS[dtypes.index(dtype) % len(COLOURS)] if ours else INK,
+        "linestyle": ":" if kind == "scalar" else "-",
+        "marker": {"scalar": "s", "coordinate": "o", "kd": "X"}.get(kind, "P"),
+    }
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
     series: dict[str, list[Summary]] = {}
     for line in group:

@@ -9,6 +9,7 @@ from fastfedul.reproduction.cells import BEFORE, RETRAINED
 from fastfedul.reproduction.columns import Group
 from fastfedul.reproduction.line_plots import (
     draw_budgets,
+    draw_history,
     draw_iterations,
     draw_levels,
 )
@@ -23,6 +24,7 @@ _DRAW: dict[str, tuple[Draw, str]] = {
     "damping": (draw_iterations, "Fast-FedUL, iteration by iteration"),
     "deviation": (draw_angles, "Angles to the retrained model"),
     "cost": (draw_costs, "Cost of forgetting"),
+    "history": (draw_history, "Forgetting from less history"),
     "sampling": (draw_budgets, "Fast-FedUL with fewer updates kept"),
 }
 

@@ -23,6 +23,8 @@ from fastfedul.experiment import CONFIG, load_config, resume, train
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers import Workers
 from fastfedul.history.reading import LedgerReader
+from fastfedul.history.recoding import recoded
+from fastfedul.history.sampling import Keep
 from fastfedul.preparation import (
     federation_for,
     prepare,
@@ -77,6 +79,12 @@ def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> No
         shutil.rmtree(folder)
 
 
+_OF_LEDGER = {"store": "float32", "history": "rounds"}
+"""Settings of cells that are about the ledger, not the method, and the run's own."""
+
+_RECODED = "recoded"
+
+
 class _Bench:
     """A trained run with everything that its cells need, opened once."""
 
@@ -93,11 +101,14 @@ class _Bench:
         self._questions = questions_of(self._prepared, self._forget)
         self._workers: Workers = start_workers(self._prepared)
         self._ledger = LedgerReader(self._folder)
+        self._others: dict[tuple[str, str], LedgerReader] = {}
+        shutil.rmtree(self._folder / _RECODED, ignore_errors=True)
         self._known: dict[str, Answers] = {}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._ledger.close()
+        for ledger in (self._ledger, *self._others.values()):
+            ledger.close()
         self._workers.__exit__(*exception)
 
     def result(self, cell: Cell) -> dict[str, Any]:
@@ -127,7 +138,7 @@ class _Bench:
             row = self._evaluate(again, before, again, seconds, calls)
             return _row(row)
         with watched() as peak:
-            done = measured(self._method(cell), self._request())
+            done = measured(self._method(cell), self._request(self._ledger_of(cell)))
         answers = self._ask(done.model(self._ledger.final))
         row = self._evaluate(answers, before, again, done.seconds, done.client_calls)
         return {
@@ -143,7 +154,7 @@ class _Bench:
         method = FastFedUL(**cell.settings)
         final = self._ledger.final
         points = []
-        for number, params in enumerate(method.iterations(self._request())):
+        for number, params in enumerate(method.iterations(self._request(self._ledger))):
             self._say(f"{_name(cell.run)}: iteration {number}", 0)
             model = Model(params, final.buffers)
             points.append(score(self._prepared, self._workers, model))
@@ -153,7 +164,7 @@ class _Bench:
         """Return the scores for each value of a setting, from one reading each."""
         settings = dict(cell.settings)
         values = settings.pop("values")
-        final, request = self._ledger.final, self._request()
+        final, request = self._ledger.final, self._request(self._ledger)
         if settings["skew"] == "scalar":
             found: Iterable[Removal] = FastFedUL().sweep(request, values)
         else:
@@ -172,9 +183,8 @@ class _Bench:
     def _method(self, cell: Cell) -> Any:
         if cell.kind == "validated":
             return self._validated(cell.settings["tolerance"])
-        found = find_methods(
-            [cell.method], self._prepared, 0.07, {cell.method: cell.settings}
-        )
+        own = {k: v for k, v in cell.settings.items() if k not in _OF_LEDGER}
+        found = find_methods([cell.method], self._prepared, 0.07, {cell.method: own})
         return found[cell.method]
 
     def _validated(self, tolerance: float) -> Unlearner:
@@ -186,9 +196,21 @@ class _Bench:
         )
         return ByValidation(FastFedUL(), images, tolerance)
 
-    def _request(self) -> UnlearnRequest:
+    def _ledger_of(self, cell: Cell) -> LedgerReader:
+        """Return the run's ledger as the cell wants it stored."""
+        dtype, history = ({**_OF_LEDGER, **cell.settings}[key] for key in _OF_LEDGER)
+        if (dtype, history) == tuple(_OF_LEDGER.values()):
+            return self._ledger
+        if (dtype, history) not in self._others:
+            path = self._folder / _RECODED / f"{history}-{dtype}"
+            keep = Keep("sums" if history == "sums" else "all")
+            recoded(self._ledger, path, dtype, dtype, keep).close()
+            self._others[dtype, history] = LedgerReader(path)
+        return self._others[dtype, history]
+
+    def _request(self, ledger: LedgerReader) -> UnlearnRequest:
         federation = federation_for(self._prepared, self._workers)
-        return UnlearnRequest(self._ledger, frozenset(self._forget), federation)
+        return UnlearnRequest(ledger, frozenset(self._forget), federation)
 
     def _retrained(self) -> tuple[Model, float, int]:
         return retrained_model(

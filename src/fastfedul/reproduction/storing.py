@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fastfedul.history.codec import VALUE_BYTES, num_scales
 from fastfedul.history.ledger import Ledger
 from fastfedul.history.sampling import Keep
+from fastfedul.records import StorageDtype
 
 _FLOAT32 = 4
 
 
 def stored_bytes(method: str, settings: Mapping[str, Any], ledger: Ledger) -> int:
-    """Return the bytes of history that a method needs, in float32.
+    """Return the bytes of history that a method needs, in float32 unless it says so.
 
     Who will leave is not known beforehand, so everybody's updates count. The final
     model, which all methods start from, does not.
@@ -24,7 +26,13 @@ def stored_bytes(method: str, settings: Mapping[str, Any], ledger: Ledger) -> in
         usual = "uniform:5" if method == "fast-fedul-1" else "all"
         budget = Keep.parse(settings.get("keep", usual)).budget
         kept = sum(n if budget is None else min(budget, n) for n in updates)
-        vectors = kept + len(rounds)  # The steps are needed as well.
+        per_coordinate = method == "fast-fedul-auto"
+        sums = 2 * num_clients if per_coordinate else 0
+        if settings.get("history") == "sums":
+            return (sums + 1) * _bytes_of(settings, ledger)
+        # The steps are needed as well, and running sums, where it takes them.
+        stored = (kept + len(rounds)) * _bytes_of(settings, ledger)
+        return stored + sums * ledger.settings.layout.size * _FLOAT32
     elif method in ("federaser", "fedaccum"):
         vectors = sum(updates[:: settings.get("interval", 2)])
     elif method == "fedrecover":
@@ -36,3 +44,10 @@ def stored_bytes(method: str, settings: Mapping[str, Any], ledger: Ledger) -> in
     else:
         vectors = 0
     return vectors * ledger.settings.layout.size * _FLOAT32
+
+
+def _bytes_of(settings: Mapping[str, Any], ledger: Ledger) -> int:
+    """Return the bytes of one vector as it is stored."""
+    dtype: StorageDtype = settings.get("store", "float32")
+    size = ledger.settings.layout.size
+    return size * VALUE_BYTES[dtype] + 4 * num_scales(dtype, size)

@@ -52,6 +52,13 @@ _ABOUT: Mapping[str, tuple[str, str]] = {
         "The paper's criteria",
         "What each method fulfils of what the paper asks for.",
     ),
+    "history": (
+        "A history that stays small",
+        "Main and backdoor accuracy against the bytes of history that the server "
+        "keeps: all or some of the updates of a round in several storage dtypes, with "
+        "the steps in the same, or sums per client alone. `scalar` is the paper's "
+        "damping, `coordinate` ours.",
+    ),
     "sampling": (
         "Keeping fewer updates",
         "Main and backdoor accuracy of Fast-FedUL when the server keeps only some of "

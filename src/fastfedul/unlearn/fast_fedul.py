@@ -31,6 +31,7 @@ from fastfedul.unlearn.bound import (
     estimate_lipschitz,
 )
 from fastfedul.unlearn.choosing import choose_spread
+from fastfedul.unlearn.from_sums import terms_of
 from fastfedul.unlearn.protocol import Needs, UnlearnRequest
 from fastfedul.unlearn.recursion import recursive_difference
 from fastfedul.unlearn.removal import (
@@ -40,7 +41,6 @@ from fastfedul.unlearn.removal import (
     judge,
     standard_error,
 )
-from fastfedul.unlearn.skew import coordinate_terms
 from fastfedul.unlearn.tracing import leaving, trace
 
 PAPERS_DAMPING = 0.07
@@ -157,12 +157,17 @@ class FastFedUL:
                 "skew per coordinate needs weighted means, and this ledger was "
                 f"aggregated by {ledger.settings.aggregation!r:.40}; use skew scalar"
             )
+        if self.recursion and ledger.settings.history == "sums":
+            raise UnlearnRefusedError(
+                "a recursion needs the rounds, and this ledger keeps sums; forget "
+                "without it"
+            )
         with ledger.snapshot():
             rounds = ledger.rounds()
             removal = leaving(ledger, request.forget, rounds)
             coverage = coverages(request.forget, removal)
             warnings = judge(coverage, self.minimum_coverage)
-            terms = coordinate_terms(ledger, removal, rounds)
+            terms = terms_of(ledger, removal, rounds)
             final = ledger.final
         everything = coverage_of(removal.asked)
         undamped = _bound(

@@ -83,7 +83,7 @@ def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, f
 def coverage_of(updates: Sequence[UpdateEntry]) -> float:
     """Return the part of the share that went into the model whose update was kept."""
     entered = math.fsum(u.share for u in updates if u.entered)
-    kept = math.fsum(u.share for u in updates if u.entered and u.kept)
+    kept = math.fsum(u.share for u in updates if u.entered and (u.kept or u.summed))
     return kept / entered if entered else 1.0
 
 

@@ -49,6 +49,7 @@ class CoordinateTerms:
         gamma_norms: How far each round would have gone elsewhere.
         num_unseen: Updates of staying clients that the server never had.
         movement: How far training has moved the model.
+        approximations: What else is not exact, in words.
     """
 
     removed: Flat
@@ -58,11 +59,12 @@ class CoordinateTerms:
     gamma_norms: tuple[float, ...]
     num_unseen: int
     movement: Flat
+    approximations: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not exact, in words."""
-        said = []
+        said = list(self.approximations)
         if self.num_unseen:
             said.append(
                 f"{self.num_unseen} updates of clients that stay were never seen, so "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.history.erasure import replayed_step, without
 from fastfedul.history.ledger import Ledger, vector
@@ -87,7 +87,15 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
         ledger: The history.
         removal: Who leaves which round.
         decays: Factors, a row for each sum and a column for each round.
+
+    Raises:
+        UnlearnRefusedError: If the history has no rounds.
     """
+    if ledger.settings.history == "sums":
+        raise UnlearnRefusedError(
+            "this ledger keeps sums, not the steps and updates of rounds; forget with "
+            "skew coordinate and no recursion, which needs no more"
+        )
     if ledger.settings.aggregation == MEAN:
         return _by_combination(ledger, removal, decays)
     return _by_replay(ledger, removal, decays)

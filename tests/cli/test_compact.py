@@ -1,0 +1,177 @@
+"""`fastfedul ledger compact`, `train --keep sums` and `train --budget` on the line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+
+NAMES = ("ann", "bob", "cyd")
+COMMAND = [sys.executable, "-m", "fastfedul"]
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        stdin=subprocess.DEVNULL,
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Six rounds of three clients."""
+    rng = np.random.default_rng(5)
+    start = Params.of({"w": np.zeros(500, np.float32)})
+    with DiskLedger.create(tmp_path / "ledger", Model(start)) as made:
+        for index in range(6):
+            updates = tuple(
+                ClientUpdate(
+                    name,
+                    1 / 3,
+                    Params(start.layout, rng.standard_normal(500).astype(np.float32)),
+                )
+                for name in NAMES
+            )
+            made.append(Round(index, updates))
+    return tmp_path / "ledger"
+
+
+def history_of(path: Path) -> str:
+    with LedgerReader(path) as ledger:
+        return ledger.settings.history
+
+
+def test_without_yes_and_without_a_terminal_nothing_happens(ledger: Path) -> None:
+    found = run("ledger", "compact", ledger, code=1)
+    assert "add --yes" in found.stderr
+    assert "What is lost" in found.stdout
+    assert history_of(ledger) == "rounds"
+    facts = json.loads(run("ledger", "compact", ledger, "--dry-run", "--json").stdout)
+    assert facts["dry_run"]
+    assert facts["bytes_after"] < facts["bytes_before"]
+    assert any("FedEraser" in text for text in facts["lost"])
+    assert history_of(ledger) == "rounds"
+
+
+def test_on_a_terminal_it_asks_first(ledger: Path) -> None:
+    for answer, history, code in ((b"n\n", "rounds", 1), (b"y\n", "sums", 0)):
+        ours, theirs = pty.openpty()
+        asked = subprocess.Popen(
+            [*COMMAND, "ledger", "compact", str(ledger)],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        os.write(ours, answer)
+        out, error = asked.communicate(timeout=100)
+        os.close(ours)
+        os.close(theirs)
+        assert asked.returncode == code, error.decode()
+        assert b"What is lost" in out
+        assert b"Remove the rounds for good?" in error
+        assert b"Traceback" not in error
+        assert history_of(ledger) == history
+
+
+def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> None:
+    before = run_json("forget", ledger, "bob", "--dry-run")
+    facts = run_json("ledger", "compact", ledger, "--yes")
+    assert facts["bytes_after"] == run_json("ledger", "info", ledger)["bytes"]
+    info = run_json("ledger", "info", ledger)
+    assert (info["history"], info["budget"]) == ("sums", None)
+    assert [event["kind"] for event in info["events"]] == ["compact"]
+    assert "sums per client" in run("ledger", "info", ledger).stdout
+    rows = run_json("ledger", "clients", ledger)["clients"]
+    assert [(row["kept"], row["summed"]) for row in rows] == [(0, 6)] * 3
+    assert run_json("ledger", "verify", ledger)["chain_covers_updates"] is False
+    assert "not what was sent" in run("ledger", "verify", ledger).stdout
+    refused = run("forget", ledger, "bob", "--damping", 0.07, code=1).stderr
+    assert refused.startswith("error: this ledger keeps sums")
+    after = run_json("forget", ledger, "bob", "--erase")
+    assert after["delta_norm"] == pytest.approx(before["delta_norm"], rel=1e-4)
+    assert after["coverage"] == 1
+    assert after["bytes_read"] < before["bytes_read"]
+    again = run("ledger", "compact", ledger, "--yes", code=1).stderr
+    assert "sums only already" in again
+
+
+@pytest.fixture(scope="module")
+def small_options() -> list[str]:
+    pytest.importorskip("torch", reason="training needs the extra torch")
+    return ["--clients", "4", "--epochs", "1", "--train-size", "300", "--workers", "1"]
+
+
+def test_a_run_with_sums_trains_resumes_and_forgets(
+    small_options: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    planned = ["--forget", "client-2@3"]
+    options = [*small_options, "--keep", "sums", "--rounds", 4, *planned]
+    found = run("train", path, *options)
+    assert f"fastfedul forget {path} client-0\n" in found.stdout
+    with LedgerReader(path) as ledger:
+        assert ledger.settings.history == "sums"
+        assert ledger.clients()["client-2"].state == "forgotten"
+    (path / "metrics.jsonl").unlink()
+    assert run_json("train", path, "--resume", "--rounds", 5)["rounds"] == 5
+    shown = run_json("compare", path, "--forget", "client-1")
+    rows = [row["method"] for row in shown["rows"]]
+    assert rows == ["before", "retrained", "fast-fedul-auto"]
+    assert "keeps sums" in json.dumps(shown)
+
+
+def test_a_run_keeps_its_budget_and_says_what_it_dropped(
+    small_options: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    options = [*small_options, "--rounds", 12, "--budget", "4.2MB"]
+    found = run("train", path, *options)
+    assert "the budget had no room for" in " ".join(found.stderr.split())
+    size = sum(p.stat().st_size for p in (path / "ledger").rglob("*") if p.is_file())
+    assert size <= 4_200_000
+    info = run_json("ledger", "info", path)
+    assert info["budget"] == 4_200_000
+    assert [event["kind"] for event in info["events"]] == ["drop"]
+    assert "budget 4.0 MiB" in run("ledger", "info", path).stdout
+    facts = run_json("train", path, "--resume", "--rounds", 13, "--budget", "1GB")
+    assert facts["dropped"] == info["events"][0]["details"]["updates"]
+    assert run_json("ledger", "info", path)["budget"] == 10**9
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--budget", "lots"], "write 500MB, 10GB or 2GiB"),
+        (["--budget", "0"], "choose more"),
+        (["--keep", "sums", "--store", "int8"], "choose float32 or float16"),
+        (["--keep", "sums", "--keep-use", "aggregate"], "all of them must count"),
+        (["--keep", "sum"], "uniform:5 or sums"),
+    ],
+)
+def test_wrong_options_get_one_line(
+    options: list[str], reason: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="training needs the extra torch")
+    error = run("train", tmp_path / "run", *options, code=1).stderr
+    assert reason in " ".join(error.split())
+    assert not (tmp_path / "run" / "ledger").exists()
