@@ -267,6 +267,7 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
         "median": run(grid, folder, "median", median),
         "trimmed": run(grid, folder, "trimmed", trimmed),
         "sampled": run(grid, folder, "sampled", keep="optimal:2", store="int8"),
+        "sums": run(grid, folder, "sums", keep="sums", budget=10**8),
         "some": run(grid, folder, "some", FedAvg(fraction_train=0.4), num_rounds=4),
         "faults": run(grid, folder, "faults", faults=broken, num_rounds=6),
         "repeated": run(

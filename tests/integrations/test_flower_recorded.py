@@ -161,6 +161,15 @@ def test_only_a_sample_is_kept_if_asked_and_everybody_counts(
         )
 
 
+def test_sums_and_a_budget_are_kept_to(scenarios: Scenarios) -> None:
+    with (
+        opened(scenarios.ledger("sums")) as sums,
+        opened(scenarios.ledger("prox")) as whole,
+    ):
+        assert (sums.settings.history, sums.settings.budget) == ("sums", 10**8)
+        np.testing.assert_array_equal(sums.final.params.flat, whole.final.params.flat)
+
+
 def test_a_strategy_that_draws_clients_is_recorded_as_drawn(
     scenarios: Scenarios,
 ) -> None:

@@ -103,9 +103,11 @@ class Recorded(Strategy):
         identify: How nodes become clients. `auto`: in a simulation `client-N` by
             partition, else the name of `flwr supernode register --name`. `claimed`:
             what the client says, if you trust it. Or a function of Flower's NodeInfo.
-        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`.
+        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
+            two vectors per client and no rounds.
         keep_use: `store`: all updates count. `aggregate`: only those that are kept.
         store: How updates are stored: `float32`, `bfloat16`, `float16` or `int8`.
+        budget: Bytes that a new ledger may take; it drops the oldest updates first.
         aggregation: What the strategy computes, if it has an `aggregate_train` of its
             own; every round is checked against it.
         min_clients: Usable updates that a round needs.
@@ -131,6 +133,7 @@ class Recorded(Strategy):
         keep: str = "all",
         keep_use: KeepUse = "store",
         store: StorageDtype = "float32",
+        budget: int | None = None,
         aggregation: str | None = None,
         min_clients: int = 1,
         max_repeats: int = 3,
@@ -150,6 +153,7 @@ class Recorded(Strategy):
             keep=keep,
             keep_use=keep_use,
             store=store,
+            budget=budget,
             min_clients=min_clients,
             max_norm_ratio=max_norm_ratio,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),

@@ -45,6 +45,7 @@ class RoundSettings:
         aggregation: The ledger's name of it.
         keep: Which updates to keep.
         store: How updates are stored.
+        budget: Bytes that the ledger may take; None for any number.
         min_clients: Usable updates that a round needs.
         max_norm_ratio: How many times the median norm an update may have.
         weight_key: The metric that shares go by.
@@ -53,6 +54,7 @@ class RoundSettings:
     aggregation: str
     keep: Keep
     store: StorageDtype
+    budget: int | None
     min_clients: int
     max_norm_ratio: float
     weight_key: str
@@ -69,6 +71,7 @@ class RoundSettings:
         max_norm_ratio: float,
         weight_key: str,
         seed: int,
+        budget: int | None = None,
     ) -> RoundSettings:
         """Return the settings, all of them checked."""
         policy = Keep.parse(keep, use=keep_use, seed=seed)
@@ -91,6 +94,7 @@ class RoundSettings:
             aggregation=aggregation,
             keep=policy,
             store=store,
+            budget=budget,
             min_clients=min_clients,
             max_norm_ratio=max_norm_ratio,
             weight_key=weight_key,

@@ -121,6 +121,8 @@ class RecordedRun:
                 initial,
                 aggregation=self._settings.aggregation,
                 update_dtype=self._settings.store,
+                history="sums" if self._settings.keep.policy == "sums" else "rounds",
+                budget=self._settings.budget,
             )
         self._refresh()
         if self.ledger.requests() or self.ledger.events():
