@@ -85,7 +85,9 @@ def round_of(
 
 def answer(ledger: LedgerReader, *clients: str) -> tuple[object, ...]:
     """What the paper's method says, which reads nobody else's updates, to the bit."""
-    result = FastFedUL(damping=0.07)(UnlearnRequest(ledger, frozenset(clients or ("a",))))
+    result = FastFedUL(damping=0.07)(
+        UnlearnRequest(ledger, frozenset(clients or ("a",)))
+    )
     return (
         result.params.flat.tobytes(),
         result.delta.flat.tobytes(),
