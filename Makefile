@@ -20,7 +20,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 bench: setup
 	$(BIN)/python benchmarks/unlearn.py
