@@ -199,6 +199,19 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     assert "0 to 1" in one_line(run("request", "apply", ledger, "--damping", 3, code=1))
 
 
+def test_a_request_is_applied_as_forget_would_do_it(
+    ledger: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(ledger, copy)
+    direct = run_json("forget", copy, "bob", "--erase")
+    run("request", "add", ledger, "bob")
+    run("request", "apply", ledger)
+    with LedgerReader(ledger) as one, LedgerReader(copy) as other:
+        assert one.events()[-1].details["skew"] == direct["skew"] == "coordinate"
+        assert (one.final.params.flat == other.final.params.flat).all()
+
+
 def test_a_broken_key_stops_everything_before_anything_is_forgotten(
     ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

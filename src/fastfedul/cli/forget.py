@@ -14,6 +14,7 @@ from fastfedul.certificates import (
     certificates_folder,
     write_certificates,
 )
+from fastfedul.cli.method_options import AUTO, DampingText, SkewName, to_damping
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -39,8 +40,6 @@ from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
 from fastfedul.unlearn.removal import Removal
 
-AUTO = "auto"
-
 NOT_A_SAMPLE = (
     "single samples cannot be forgotten: the server only ever saw a client's update as "
     "a whole; forget the client, and let it join again under another name once it has "
@@ -56,28 +55,8 @@ def forget_clients(
     clients: Annotated[
         list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
     ],
-    damping: Annotated[
-        str,
-        typer.Option(
-            help="auto: each value of the model is damped by what the history says "
-            "about it, as strongly as it takes. A number from 0 to 1, as in the paper "
-            "(there minus alpha): how much of the clients' influence a round of the "
-            "others' training is taken to undo by itself; more keeps accuracy, less "
-            "removes more.",
-            metavar="auto|NUMBER",
-        ),
-    ] = AUTO,
-    skew: Annotated[
-        str | None,
-        typer.Option(
-            help="How the others' training is thought to have reacted. scalar: by the "
-            "damping in every round, as in the paper. coordinate: each value of the "
-            "model by what the history says about it. none: not at all. By default "
-            "coordinate, and scalar with a number for the damping.",
-            metavar="scalar|coordinate|none",
-            show_default=False,
-        ),
-    ] = None,
+    damping: DampingText = AUTO,
+    skew: SkewName = None,
     spread: Annotated[
         float | None,
         typer.Option(
@@ -176,7 +155,7 @@ def forget_clients(
     if max_drop is not None and validation is None:
         raise InvalidInputError("--max-drop needs --validation FILE.npz to measure it")
     method = FastFedUL(
-        damping=_number(damping),
+        damping=to_damping(damping),
         skew=cast(Any, skew),
         spread=spread,
         persistence=persistence,
@@ -245,17 +224,6 @@ def _certify(ledger: LedgerReader, key: SigningKey | None) -> str:
     folder = certificates_folder(ledger.path)
     write_certificates(ledger, folder, key)
     return str(certificate_path(folder, ledger.log()[-1]))
-
-
-def _number(damping: str) -> float | None:
-    if damping == AUTO:
-        return None
-    try:
-        return float(damping)
-    except ValueError:
-        raise InvalidInputError(
-            f"--damping is {damping!r:.40}; choose auto, or a number from 0 to 1"
-        ) from None
 
 
 def _erase_only(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fastfedul.certificates import certificate_path, certificates_folder
+from fastfedul.cli.method_options import AUTO, DampingText, SkewName, to_damping
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -132,13 +133,8 @@ def cancel(
 @app.command("apply")
 def apply_waiting(
     run: RunPath,
-    damping: Annotated[float, typer.Option(help="As of **fastfedul forget**.")] = 0.07,
-    skew: Annotated[
-        str,
-        typer.Option(
-            help="As of **fastfedul forget**.", metavar="scalar|coordinate|none"
-        ),
-    ] = "scalar",
+    damping: DampingText = AUTO,
+    skew: SkewName = None,
     minimum_coverage: Annotated[
         float,
         typer.Option(help="Refuse if less of a client's share in the model was kept."),
@@ -160,7 +156,9 @@ def apply_waiting(
     Example: `fastfedul request apply my-run`
     """
     method = FastFedUL(
-        damping=damping, skew=cast(Any, skew), minimum_coverage=minimum_coverage
+        damping=to_damping(damping),
+        skew=cast(Any, skew),
+        minimum_coverage=minimum_coverage,
     )
     key = find_key()
     with DiskLedger(run) as ledger, err().status("forgetting"):

@@ -21,7 +21,6 @@ from fastfedul.rng import stream
 # Mean difference in grey levels, of 255, up to which two pictures count as one. In
 # Southwest, two test pictures are within 0.6 of a training picture, the next is at 13.
 NEARLY_EQUAL = 3.0
-_TAIL_FILES = {"mnist": "ardis", "cifar10": "southwest"}
 _NOISE = 0.05 * 255
 
 

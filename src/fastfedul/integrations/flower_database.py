@@ -19,7 +19,6 @@ from fastfedul.errors import FastFedULError
 
 _HEADER = b"SQLite format 3\0"
 _TABLES = {"alembic_version", "node", "objects", "run", "run_objects"}
-_IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _PATIENCE = 1.0
 
 

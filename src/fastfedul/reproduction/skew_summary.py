@@ -17,14 +17,14 @@ from fastfedul.reproduction.skew_cells import (
     SCALAR,
     VALIDATED,
 )
+from fastfedul.unlearn.fast_fedul import PAPERS_DAMPING
 
 BY_HAND = {
     SCALAR: "scalar, best by hand",
     COORDINATE: "coordinate, best by hand",
     RECURSION: "recursion, best by hand",
 }
-PAPER = "scalar 0.07"
-_PAPERS_DAMPING = 0.07
+PAPER = f"scalar {PAPERS_DAMPING:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _judged(
             (Score(main, backdoor) for _, main, backdoor in points),
             key=lambda score: _apart(score, again),
         )
-    [(_, main, backdoor)] = [p for p in curves[SCALAR] if p[0] == _PAPERS_DAMPING]
+    [(_, main, backdoor)] = [p for p in curves[SCALAR] if p[0] == PAPERS_DAMPING]
     scores[PAPER] = Score(main, backdoor)
     choice = results[AUTO].get("choice") or {}
     return Judged(
