@@ -4,6 +4,13 @@
 class FastFedULError(Exception):
     """Something was wrong and the message says what to do; nothing was changed."""
 
+    def __init__(self, message: str = "") -> None:
+        # A message may quote a damaged file or another program's error: what would
+        # break the line, or steer a terminal, is shown escaped.
+        super().__init__(
+            "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        )
+
 
 class InvalidInputError(FastFedULError):
     """What the caller handed in cannot be used as it is."""

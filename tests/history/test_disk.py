@@ -1253,6 +1253,17 @@ def test_flipped_bits_of_the_index_never_give_a_wrong_answer(
         index.write_bytes(sound)
 
 
+def test_damaged_text_is_quoted_on_one_line(damaged: Path) -> None:
+    connection = sqlite3.connect(damaged / "index.sqlite")
+    connection.execute("UPDATE head SET chain = CAST(X'600A1BFF26' AS TEXT)")
+    connection.commit()
+    connection.close()
+    with LedgerReader(damaged) as reader, pytest.raises(LedgerDamagedError) as caught:
+        verify(reader)
+    assert str(caught.value).isprintable()
+    assert "`\\n\\x1b" in str(caught.value)
+
+
 def test_a_flipped_bit_of_a_lookup_table_never_swaps_participants(
     damaged: Path, truth: dict[str, object]
 ) -> None:
