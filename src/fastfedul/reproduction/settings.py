@@ -1,6 +1,9 @@
 """How the runs are trained, how strong the attacks are, and the methods' settings.
 
-All of it was chosen on other seeds (100 and above) than those that are reported.
+All of it was chosen on other seeds (100 and above) than those that are reported: from
+two to five candidates for each method, the one whose main accuracy and backdoor
+together are nearest to retraining (MNIST: edge-case, CIFAR-10: pixel, retinal scans:
+edge-case; seed 100). What is not named here stayed as usual.
 """
 
 from __future__ import annotations
@@ -79,14 +82,8 @@ _DIGITS = Setting(
     {"clients": 10, "rounds": 10, "epochs": 3, "lr": 0.05, "server_images": 140},
     {"edge-case": {"poison_ratio": 0.5}, "pixel": {"poison_ratio": 0.5}},
 )
-_RIVALS: dict[str, dict[str, Any]] = {
-    "federaser": {"interval": 1},
-    "kd": {"lr": 0.01},
-    "fedrecover": {"correction": 5},
-}
-"""Chosen from three or four candidates each, on MNIST, edge-case, seed 100. The damping
-of Fast-FedUL, out of 0.02, 0.05, 0.07 and 0.1, stayed at 0.07; PGA and CDP as usual."""
-
+_EVERY_ROUND = {"interval": 1}
+_EVERY_FIFTH = {"correction": 5}
 _MNIST = Setting(
     "mnist",
     "mnist",
@@ -100,7 +97,7 @@ _MNIST = Setting(
         "server_images": 1_000,
     },
     {"edge-case": {}, "pixel": {}},
-    _RIVALS,
+    {"federaser": _EVERY_ROUND, "kd": {"lr": 0.01}, "fedrecover": _EVERY_FIFTH},
 )
 _CIFAR10 = Setting(
     "cifar10",
@@ -115,7 +112,11 @@ _CIFAR10 = Setting(
         "server_images": 1_000,
     },
     {"edge-case": {"poison_ratio": 0.4, "attack_scale": 3.0}, "pixel": {}},
-    _RIVALS,
+    {
+        "fast-fedul": {"damping": 0.1},
+        "federaser": {**_EVERY_ROUND, "ratio": 1.0},
+        "fedrecover": _EVERY_FIFTH,
+    },
 )
 _OCT = Setting(
     "octmnist",
@@ -130,5 +131,9 @@ _OCT = Setting(
         "server_images": 1_000,
     },
     {"edge-case": {"poison_ratio": 0.8}, "pixel": {}},
-    _RIVALS,
+    {
+        "fast-fedul": {"damping": 0.15},
+        "federaser": _EVERY_ROUND,
+        "fedrecover": {**_EVERY_FIFTH, "warmup": 4},
+    },
 )
