@@ -46,16 +46,18 @@ pytest.importorskip("cryptography")
 SIZE = 200
 CLIENTS = ("a", "b", "c", "d")
 START = Params.of({"w": np.zeros(SIZE, np.float32)})
+LARGER = Params.of({"w": np.zeros(5_000, np.float32)})
 KEY, OTHER_KEY = SigningKey(bytes(range(32))), SigningKey(bytes(32))
 
 
-def round_of(index: int, clients: tuple[str, ...]) -> Round:
+def round_of(index: int, clients: tuple[str, ...], start: Params = START) -> Round:
     rng = stream(9, "auditing", index)
+    size = start.layout.size
     updates = (
         ClientUpdate(
             name,
             1 / len(clients),
-            Params(START.layout, rng.normal(size=SIZE).astype(np.float32)),
+            Params(start.layout, rng.normal(size=size).astype(np.float32)),
         )
         for name in clients
     )
@@ -334,3 +336,48 @@ def test_a_ledger_that_was_rewritten_with_fitting_digests_is_found(
     damaged.execute("UPDATE events SET kind = 'other'")
     damaged.close()
     assert not found(path, "1").ok
+
+
+def test_nobody_gets_a_certificate_for_what_a_budget_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    folder = certificates_folder(path)
+    with DiskLedger.create(path, Model(LARGER), budget=800_000) as ledger:
+        for index in range(14):
+            ledger.append(round_of(index, CLIENTS, LARGER))
+        assert [event.kind for event in ledger.events()] == ["drop"]
+        assert write_certificates(ledger, folder, KEY) == ()
+        forget(ledger, ["a"], FastFedUL(damping=0.1, minimum_coverage=0))
+        [written] = write_certificates(ledger, folder, KEY)
+    result = found(path, written.stem)
+    assert result.ok
+    assert verdicts(result)["recomputed"] == "holds"
+
+
+def test_updates_dropped_afterwards_do_not_make_a_certificate_fail(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(LARGER), budget=10_000_000) as ledger:
+        for index in range(6):
+            ledger.append(round_of(index, CLIENTS, LARGER))
+        forget(ledger, ["a"], FastFedUL(damping=0.1))
+        [written] = write_certificates(ledger, certificates_folder(path), KEY)
+        ledger.set_budget(700_000)
+        for index in range(6, 10):
+            ledger.append(round_of(index, CLIENTS[1:], LARGER))
+        assert [event.kind for event in ledger.events()] == ["forget", "drop"]
+    result = found(path, written.stem)
+    assert result.ok
+    assert verdicts(result)["recomputed"] == "not checked"
+
+
+def test_a_ledger_of_sums_vouches_for_all_but_the_computation(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(START), history="sums") as ledger:
+        for index in range(4):
+            ledger.append(round_of(index, CLIENTS))
+        forget(ledger, ["a"])
+        [written] = write_certificates(ledger, certificates_folder(path), KEY)
+    result = found(path, written.stem)
+    assert result.ok
+    assert verdicts(result)["recomputed"] == "not checked"

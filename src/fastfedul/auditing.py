@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastfedul.canonical_json import encode
-from fastfedul.certificates import make_certificate, signed_bytes
+from fastfedul.certificates import is_certified, make_certificate, signed_bytes
 from fastfedul.errors import FastFedULError, LedgerError
 from fastfedul.forgetting import method_of
 from fastfedul.history.arrays import file_digest
@@ -134,6 +134,9 @@ def _check_ledger(certificate: Mapping[str, Any], ledger: LedgerReader) -> list[
         text = f"the ledger's log has {len(log)} entries and no number {number}"
         return [Check("log", "fails", text)]
     entry = log[number - 1]
+    if not is_certified(entry):
+        text = f"entry {number} of the log is another: {entry.event.kind}"
+        return [Check("log", "fails", text)]
     expected = make_certificate(entry)
     everything = sorted(set(expected) | set(certificate) - {"signature"})
     wrong = [n for n in everything if _encoded(expected, n) != _encoded(certificate, n)]
@@ -252,7 +255,9 @@ def _check_computation(
         return Check("recomputed", "not checked", reason)
     at: Any = entry.event.details["recorded_rounds"]
     # All forgettings at the same round are one adjustment of the ledger.
-    same = [e for e in log if e.event.details["recorded_rounds"] == at]
+    same = [
+        e for e in log if is_certified(e) and e.event.details["recorded_rounds"] == at
+    ]
     try:
         committed = ledger.adjustments()[at]
         total = np.zeros_like(committed)
@@ -278,8 +283,14 @@ def _why_not(
         return "an erasure leaves the model as it is"
     if entry.event.kind != "forget":
         return "the clients' updates were erased, as they should be"
+    if ledger.settings.history == "sums":
+        return "the ledger keeps sums and not the change of the model"
     for other in log:
         details = other.event.details
+        if not is_certified(other):
+            if other.number > entry.number:
+                return f"entry {other.number} of the log dropped updates afterwards"
+            continue
         erased = "erase" in other.event.kind
         if erased and other.number > entry.number:
             return f"entry {other.number} of the log rewrote the history afterwards"
@@ -296,7 +307,8 @@ def _why_not(
 
 def _recompute(entry: LogEntry, log: Sequence[LogEntry], ledger: LedgerReader) -> Flat:
     details: Any = entry.event.details
-    gone = {c for e in log[: entry.number - 1] for c in e.event.clients}
+    before = filter(is_certified, log[: entry.number - 1])
+    gone = {client for one in before for client in one.event.clients}
     past = PastView(ledger, details["recorded_rounds"], frozenset(gone))
     result = method_of(details)(UnlearnRequest(past, frozenset(entry.event.clients)))
     return result.delta.flat

@@ -25,6 +25,9 @@ FORMAT = 1
 
 TYPE = "fastfedul certificate of forgetting"
 FOLDER = "certificates"
+CERTIFIED = ("forget", "erase", "forget and erase")
+"""Kinds of entries in the log that take clients out."""
+
 LARGEST_FILE = 16 * 2**20
 
 BOUND_MEANS = (
@@ -109,8 +112,25 @@ def certificate_path(folder: Path, entry: LogEntry) -> Path:
     return path
 
 
+def is_certified(entry: LogEntry) -> bool:
+    """Return whether an entry of the log took clients out of model or history.
+
+    The log also has what was dropped for a budget and that the ledger was compacted.
+    """
+    return entry.event.kind in CERTIFIED
+
+
 def make_certificate(entry: LogEntry) -> dict[str, Any]:
-    """Return the certificate of an entry of the log, not signed yet."""
+    """Return the certificate of an entry of the log, not signed yet.
+
+    Raises:
+        InvalidInputError: If nobody was forgotten or erased.
+    """
+    if not is_certified(entry):
+        raise InvalidInputError(
+            f"entry {entry.number} of the log is {entry.event.kind!r}: nobody was "
+            "forgotten, so there is nothing to certify"
+        )
     event, details = entry.event, cast(Mapping[str, Any], entry.event.details)
     erased = "erase" in event.kind
     may, may_not = conclusions(erased=erased)
@@ -199,7 +219,7 @@ def write_certificates(
             recorded, and a later call writes the file.
     """
     written = []
-    for entry in ledger.log():
+    for entry in filter(is_certified, ledger.log()):
         path = certificate_path(folder, entry)
         standing = _standing(path)
         if standing is not None and (key is None or standing[1]):

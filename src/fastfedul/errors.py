@@ -20,6 +20,10 @@ class UnknownClientError(InvalidInputError):
     """A client was named that the ledger has never seen."""
 
 
+class NothingToPoisonError(InvalidInputError):
+    """The split leaves an attacker no image that its attack could poison."""
+
+
 class RequestClosedError(InvalidInputError):
     """A request is not waiting any more."""
 

@@ -202,3 +202,25 @@ def test_memory_is_watched_while_something_runs() -> None:
         block[::4096] = b"x" * len(block[::4096])
         time.sleep(0.1)
     assert peak.num_bytes is None or 40_000_000 < peak.num_bytes < 120_000_000
+
+
+def test_data_that_are_not_there_are_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFEDUL_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    done = run(
+        *("deviation", "--scale", "standard", "--seeds", 1, "--out", out), code=1
+    )
+    assert "mnist is not on this machine" in done.stderr
+    assert not cells_in(out)
+
+
+def test_what_is_kept_at_random_is_drawn_anew_for_each_seed() -> None:
+    [line] = [
+        line
+        for line in lines_of("ablation", "smoke", 3)
+        if line.label == "fast-fedul-1" and line.attack == "pixel"
+    ]
+    assert [cell.settings["keep_seed"] for cell in line.cells] == [0, 1, 2]

@@ -24,11 +24,11 @@ from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.params import Flat, Layout, Params, Slot
 from fastfedul.preparation import federation_for, prepare, rounds_of, start_workers
-from fastfedul.records import Model, VectorRef
+from fastfedul.records import ClientUpdate, Model, Round, VectorRef
 from fastfedul.rng import stream
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.fedrecover import FedRecover
-from fastfedul.unlearn.protocol import Needs, UnlearnRequest, measured
+from fastfedul.unlearn.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
 
 if TYPE_CHECKING:
     from tests.unlearn.conftest import SmallRun
@@ -449,6 +449,23 @@ def test_buffers_come_from_the_rounds_that_were_asked_in(
     assert not np.array_equal(
         result.buffers["1.running_mean"], ledger.final.buffers["1.running_mean"]
     )
+    assert OLD_BUFFERS not in result.warnings
+
+
+def test_buffers_stay_as_they_are_where_no_round_was_asked_in_and_it_says_so() -> None:
+    start = Params(LAYOUT, np.zeros(SIZE, np.float32))
+    ledger = MemoryLedger.create(Model(start, {"mean": np.zeros(2, np.float32)}))
+    delta = Params(LAYOUT, np.ones(SIZE, np.float32))
+    for index, names in enumerate(["bc", "bc", "bc", "abc"]):
+        updates = tuple(ClientUpdate(name, 1 / len(names), delta) for name in names)
+        buffers = {"mean": np.full(2, index + 1, np.float32)}
+        ledger.append(Round(index, updates, buffers=buffers))
+    run = quadratic_run(rounds=1)
+    result = FedRecover()(replace(run.request(), ledger=ledger))
+    assert not run.workers.asked
+    assert result.buffers is None
+    assert result.model(ledger.final).buffers["mean"].tolist() == [4, 4]
+    assert result.warnings == (OLD_BUFFERS,)
 
 
 def test_it_says_what_it_needs() -> None:

@@ -19,7 +19,7 @@ from fastfedul.data.dataset import (
 )
 from fastfedul.data.edge_cases import EdgeCases, load_edge_cases, make_tail
 from fastfedul.data.pixel_pattern import NUM_PARTS, stamp
-from fastfedul.errors import InvalidInputError, UnknownClientError
+from fastfedul.errors import InvalidInputError, NothingToPoisonError, UnknownClientError
 from fastfedul.records import ClientId
 from fastfedul.rng import name_key, stream
 
@@ -190,7 +190,7 @@ def poison(
         edge_cases: The pictures for `edge-case`; looked up by default.
 
     Raises:
-        InvalidInputError: If an attacker has no example it could poison.
+        NothingToPoisonError: If an attacker has no example it could poison.
     """
     if attack.kind == "none":
         return tuple(clients)
@@ -277,7 +277,7 @@ def _choose(
 ) -> Indices:
     """Return a random choice of the usable examples; at least one, at most all."""
     if not len(usable):
-        raise InvalidInputError(
+        raise NothingToPoisonError(
             f"{data.client} has no image this attack could poison; choose other "
             "attackers, another label or another split"
         )

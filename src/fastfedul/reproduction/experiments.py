@@ -56,8 +56,10 @@ RIVALS = tuple(
 )
 FAST = Method("fast-fedul", "fast-fedul", {"keep": PAPERS_BUDGET})
 FAST_ALL = Method("fast-fedul, all kept", "fast-fedul")
-VARIANTS = tuple(
-    Method(name, name) for name in ("fast-fedul-1", "fast-fedul-2", "fast-fedul-3")
+VARIANTS = (
+    Method("fast-fedul-1", "fast-fedul-1", {"keep": "uniform:5"}),
+    Method("fast-fedul-2", "fast-fedul-2"),
+    Method("fast-fedul-3", "fast-fedul-3"),
 )
 FAST_USUAL = Method("fast-fedul, all kept, damping 0.07", FAST.name, {"damping": 0.07})
 FAST_AUTO = Method("fast-fedul-auto, all kept", "fast-fedul-auto")

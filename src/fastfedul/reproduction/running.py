@@ -16,7 +16,7 @@ from fastfedul.comparing import (
     retrained_model,
 )
 from fastfedul.data.dataset import to_model_input
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.errors import NothingToPoisonError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.experiment import CONFIG, load_config, resume, train
@@ -65,8 +65,9 @@ def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> No
         folder = runs / key
         try:
             _trained(folder, missing[0].run, say)
-        except InvalidInputError as error:
-            # Such as a split that leaves an attacker nothing to poison.
+        except NothingToPoisonError as error:
+            # This follows from the options and is a result; any other refusal, such as
+            # of data that are not there, does not and is none.
             for cell in missing:
                 store.write(cell, {"refused": str(error), "software": _SOFTWARE})
                 say(f"{_name(cell.run)}: cannot be run", 1)
@@ -137,8 +138,9 @@ class _Bench:
         if cell.method == RETRAINED:
             row = self._evaluate(again, before, again, seconds, calls)
             return _row(row)
+        method, request = self._method(cell), self._request(self._ledger_of(cell))
         with watched() as peak:
-            done = measured(self._method(cell), self._request(self._ledger_of(cell)))
+            done = measured(method, request)
         answers = self._ask(done.model(self._ledger.final))
         row = self._evaluate(answers, before, again, done.seconds, done.client_calls)
         return {

@@ -29,6 +29,7 @@ from fastfedul.params import Array, Flat, Params, weighted_sum
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.unlearn.curvature import SecantPair, curvature_times, secant_pair
 from fastfedul.unlearn.protocol import (
+    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -117,7 +118,7 @@ class FedRecover:
         return UnlearnResult(
             params=model.params,
             clients=clients,
-            buffers=model.buffers,
+            buffers=None if recovery.has_old_buffers else model.buffers,
             warnings=_warnings(recovery, len(wanted)),
         )
 
@@ -172,6 +173,7 @@ class _Recovery:
         spare: Further rounds in which clients with odd estimates can be asked.
         num_cut: Estimates that had to be cut to the threshold.
         pairs: What is known of each client's curvature, the latest last.
+        averaged: Whether buffers of clients that were asked have been averaged.
     """
 
     ledger: Ledger
@@ -182,6 +184,15 @@ class _Recovery:
     spare: int
     num_cut: int = 0
     pairs: dict[ClientId, list[SecantPair]] = field(default_factory=dict)
+    averaged: bool = False
+
+    @property
+    def has_old_buffers(self) -> bool:
+        """Whether there are buffers and no round gave any but those before training.
+
+        A ledger has no buffers of earlier rounds to start from.
+        """
+        return bool(self.ledger.initial.buffers) and not self.averaged
 
     def replay(self, first: int, staying: Mapping[int, Sequence[UpdateEntry]]) -> Model:
         """Return the model after all rounds, from the last one that is shared."""
@@ -211,6 +222,7 @@ class _Recovery:
             local = self._ask(model, way, index, deltas, names)
             if buffers:
                 buffers = average_buffers(local, shares.tolist(), buffers)
+                self.averaged = True
         elif way.any():
             self._estimate(model, way, index, deltas)
         step = weighted_sum([deltas[name] for name in names], shares.tolist())
@@ -310,7 +322,7 @@ def _threshold(
 
 def _warnings(recovery: _Recovery, num_wanted: int) -> tuple[str, ...]:
     """Return what a reader of the result should know."""
-    found = []
+    found = [OLD_BUFFERS] if recovery.has_old_buffers else []
     if recovery.num_cut:
         found.append(
             f"{recovery.num_cut} estimated updates were odd when no round to ask in "

@@ -93,10 +93,10 @@ def _automatic(
 
 
 def _random_keeping(
-    damping: float = PAPERS_DAMPING, keep: str = "uniform:5"
+    damping: float = PAPERS_DAMPING, keep: str = "uniform:5", keep_seed: int = 0
 ) -> Unlearner:
     # The paper keeps 5 updates a round.
-    return _fast_fedul(damping, keep=keep)
+    return _fast_fedul(damping, keep=keep, keep_seed=keep_seed)
 
 
 def _no_skew() -> Unlearner:
