@@ -43,6 +43,7 @@ from fastfedul import (
     verify,
 )
 from fastfedul.history import codec
+from fastfedul.history.index import Index
 from fastfedul.history.ledger import models
 from fastfedul.history.ledger import vector as stored_vector
 from fastfedul.history.schema import COLUMNS, digest_of
@@ -1235,6 +1236,26 @@ def test_two_files_that_changed_places_are_found(damaged: Path) -> None:
         assert len(verify(reader).problems) == 2
         with pytest.raises(LedgerDamagedError):
             answer(reader, "b")
+
+
+def test_a_commit_while_a_reader_opens_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    measure, rounds = Index.num_bytes, iter(range(200))
+    with DiskLedger.create(path, initial_model()) as writer:
+
+        def commit_first(index: Index) -> int:
+            # Enough rounds that the file grows by a page.
+            size = index.path.stat().st_size
+            while index is not writer.index and index.path.stat().st_size == size:
+                writer.append(round_of(next(rounds)))
+            return measure(index)
+
+        monkeypatch.setattr(Index, "num_bytes", commit_first)
+        with LedgerReader(path) as reader:
+            monkeypatch.undo()
+            assert reader.num_rounds == next(rounds)
 
 
 def test_flipped_bits_of_the_index_never_give_a_wrong_answer(

@@ -236,7 +236,9 @@ class Index:
 
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
-        if self.path.stat().st_size != self.num_bytes():
+        # Asking SQLite first locks the file, so that no commit can change its size.
+        expected = self.num_bytes()
+        if self.path.stat().st_size != expected:
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
