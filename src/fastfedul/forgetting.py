@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.ledger import WritableLedger, require_known
@@ -96,7 +98,7 @@ def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
     if result.skew == "none":
         return {"skew": result.skew, "damping": 0.0}
     values = set(result.damping)
-    per_round = isinstance(method.damping, Sequence)
+    per_round = method.damping is not None and np.ndim(method.damping) == 1
     damping = list(result.damping) if per_round else max(values)
     return {
         "skew": result.skew,

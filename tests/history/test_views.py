@@ -14,6 +14,7 @@ from fastfedul import (
     Model,
     Params,
     Round,
+    UnlearnRefusedError,
     UnlearnRequest,
 )
 from fastfedul.history.views import CountedLedger, KeptView
@@ -83,3 +84,10 @@ def test_a_counted_ledger_counts_the_bytes_of_what_is_read() -> None:
     assert counted.bytes_read == 2 * 4 * size
     counted.columns([VectorRef(2)], 0)
     assert counted.bytes_read == 3 * 4 * size
+
+
+def test_a_sample_of_a_sample_is_refused() -> None:
+    ledger = recorded(Keep.parse("uniform:3", seed=4))
+    request = UnlearnRequest(ledger, frozenset({"g"}))
+    with pytest.raises(UnlearnRefusedError, match="not every update of client 'g'"):
+        find_method("fast-fedul-1")(request)

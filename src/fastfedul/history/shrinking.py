@@ -205,7 +205,11 @@ class ShrinkingWriter(RewritingWriter):
         """
         gone = frozenset(clients)
         here = participation(self)
-        names = [name for name in self._numbers if name not in gone]
+        names = [
+            name
+            for name, client in self.clients().items()
+            if name not in gone and client.state != "erased"
+        ]
         corrections = {name: correction(here, gone, name) for name in names}
         of_difference = joint_factors(here, gone)
         of_scatter = scatter_factors(here, gone)

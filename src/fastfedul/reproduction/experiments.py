@@ -57,7 +57,7 @@ RIVALS = tuple(
 FAST = Method("fast-fedul", "fast-fedul", {"keep": PAPERS_BUDGET})
 FAST_ALL = Method("fast-fedul, all kept", "fast-fedul")
 VARIANTS = (
-    Method("fast-fedul-1", "fast-fedul-1", {"keep": "uniform:5"}),
+    Method("fast-fedul-1", "fast-fedul", {"keep": "uniform:5"}),
     Method("fast-fedul-2", "fast-fedul-2"),
     Method("fast-fedul-3", "fast-fedul-3"),
 )

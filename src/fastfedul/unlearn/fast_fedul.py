@@ -22,8 +22,10 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
+from fastfedul.history.ledger import Ledger
 from fastfedul.history.views import CountedLedger
 from fastfedul.params import Params, norm
+from fastfedul.records import Model, RoundEntry
 from fastfedul.unlearn.bound import (
     LIPSCHITZ_SOURCE,
     Bound,
@@ -32,7 +34,7 @@ from fastfedul.unlearn.bound import (
 )
 from fastfedul.unlearn.choosing import choose_spread
 from fastfedul.unlearn.from_sums import terms_of
-from fastfedul.unlearn.protocol import Needs, UnlearnRequest
+from fastfedul.unlearn.protocol import OLD_BUFFERS, Needs, UnlearnRequest
 from fastfedul.unlearn.recursion import recursive_difference
 from fastfedul.unlearn.removal import (
     Removal,
@@ -54,7 +56,8 @@ class FastFedUL:
     With nothing set, the damping is one for each coordinate and chooses itself from
     the history. `FastFedUL(damping=0.07)` is the paper's method. Its variants are
     settings: Fast-FedUL-1 is a ledger kept with the `uniform` policy, Fast-FedUL-2 is
-    damping 0, Fast-FedUL-3 is `damped="alternate"`.
+    damping 0, Fast-FedUL-3 is `damped="alternate"`. A setting that would make no
+    difference with the others is refused.
 
     Attributes:
         damping: `scalar`: how much of the difference the other clients' training is
@@ -63,15 +66,17 @@ class FastFedUL:
         skew: How the others' training is thought to pull the difference back.
             `scalar`: by `damping` in every round, as in the paper. `coordinate`: each
             coordinate by what the history says about it (see `skew.py`). `none`: not
-            at all, as damping 0. None for `scalar` if there is a damping or the
-            aggregation is no weighted mean, and else `coordinate`.
+            at all, as damping 0. None for the one that the other settings belong
+            to; with none of them, `coordinate` where the aggregation is a weighted
+            mean, and else `scalar`.
         spread: `coordinate`: how strongly a coordinate is damped on which clients
             differ, c in the formula. None to choose it from the history.
         persistence: `coordinate`: how strongly a coordinate is damped in which every
             client leaves a mark, k in the formula.
         recursion: `coordinate`: damp by spread round by round, a tenth of it in each,
             instead of once at the end.
-        damped: `all` rounds, or `alternate` ones: the first, the third and so on.
+        damped: `scalar`: `all` rounds, or `alternate` ones: the first, the third and
+            so on.
         minimum_coverage: Below this part of a client's share kept, refuse.
     """
 
@@ -94,10 +99,13 @@ class FastFedUL:
             raise InvalidInputError(
                 f"skew is scalar, coordinate or none, not {self.skew!r:.40}"
             )
-        if self.skew == "coordinate" and self.damping is not None:
+        of_scalar = self.skew in ("scalar", "none") or self._has_scalar_settings
+        of_coordinate = self.skew == "coordinate" or self._has_coordinate_settings
+        if of_scalar and of_coordinate:
             raise InvalidInputError(
-                "damping is one number for all coordinates; with skew coordinate give "
-                "spread and persistence, or none of them"
+                "damping and alternate rounds are one number for all coordinates, "
+                "spread, persistence and recursion one for each; give the ones or the "
+                "others"
             )
         for name, value in (
             ("spread", self.spread or 0.0),
@@ -120,6 +128,14 @@ class FastFedUL:
         return Needs(history=True)
 
     @property
+    def _has_scalar_settings(self) -> bool:
+        return self.damping is not None or self.damped == "alternate"
+
+    @property
+    def _has_coordinate_settings(self) -> bool:
+        return self.spread is not None or self.persistence != 1 or self.recursion
+
+    @property
     def _scalar(self) -> float | Sequence[float]:
         return PAPERS_DAMPING if self.damping is None else self.damping
 
@@ -127,7 +143,9 @@ class FastFedUL:
         """Return which kind of skew is meant on a ledger of such an aggregation."""
         if self.skew is not None:
             return self.skew
-        one_for_all = self.damping is not None or aggregation != MEAN
+        if self._has_coordinate_settings:
+            return "coordinate"
+        one_for_all = self._has_scalar_settings or aggregation != MEAN
         return "scalar" if one_for_all else "coordinate"
 
     def __call__(self, request: UnlearnRequest) -> Removal:
@@ -144,7 +162,8 @@ class FastFedUL:
 
         Args:
             request: Whom to forget.
-            spreads: Each a number, or None to choose one from the history.
+            spreads: Each a number, or None to choose one from the history; with
+                recursion each a number.
 
         Raises:
             UnlearnRefusedError: If the aggregation is no weighted mean, or too little
@@ -169,23 +188,28 @@ class FastFedUL:
             warnings = judge(coverage, self.minimum_coverage)
             terms = terms_of(ledger, removal, rounds)
             final = ledger.final
+            # A recursion reads on, and must see the same history.
+            recursions = [
+                recursive_difference(
+                    ledger, removal, len(rounds), terms, spread or 0.0, self.persistence
+                )
+                for spread in (spreads if self.recursion else ())
+            ]
         everything = coverage_of(removal.asked)
         undamped = _bound(
             everything,
             terms.gamma_norms,
             [0.0] * len(rounds),
-            estimate_lipschitz(rounds),
+            _lipschitz(ledger, rounds),
         )
 
-        def result(spread: float | None) -> Removal:
+        def result(place: int, spread: float | None) -> Removal:
             choice = None
             if spread is None:
                 choice = choose_spread(terms, self.persistence)
                 spread = choice.value
             if self.recursion:
-                difference = recursive_difference(
-                    ledger, removal, len(rounds), terms, spread, self.persistence
-                )
+                difference = recursions[place]
             else:
                 difference = terms.difference(spread, self.persistence)
             left_in = norm(terms.removed - difference)
@@ -206,10 +230,10 @@ class FastFedUL:
                 choice=choice,
                 seconds=time.perf_counter() - started,
                 bytes_read=ledger.bytes_read + final.params.flat.nbytes,
-                warnings=(*warnings, *terms.notes),
+                warnings=(*warnings, *terms.notes, *_about(final)),
             )
 
-        return (result(spread) for spread in spreads)
+        return (result(place, spread) for place, spread in enumerate(spreads))
 
     def sweep(
         self, request: UnlearnRequest, dampings: Sequence[float | Sequence[float]]
@@ -226,7 +250,7 @@ class FastFedUL:
             decays = np.array([_decay(damping) for damping in per_round])
             traced = trace(ledger, removal, decays)
             final = ledger.final
-        lipschitz = estimate_lipschitz(rounds)
+        lipschitz = _lipschitz(ledger, rounds)
         everything = coverage_of(removal.asked)
         results = []
         for damping, decay, difference in zip(
@@ -247,7 +271,7 @@ class FastFedUL:
                     seconds=time.perf_counter() - started,
                     bytes_read=traced.bytes_read + final.params.flat.nbytes,
                     skew="scalar" if any(damping) else "none",
-                    warnings=warnings,
+                    warnings=(*warnings, *_about(final)),
                 )
             )
         return tuple(results)
@@ -256,11 +280,19 @@ class FastFedUL:
         """Return the current model plus the difference after each round of the trace.
 
         The last one is what a call returns; the others show how it comes about.
+
+        Raises:
+            InvalidInputError: With a skew per coordinate, which is no recursion over
+                rounds that all coordinates share.
         """
         ledger = request.ledger
+        skew = self.skew_on(ledger.settings.aggregation)
+        if skew == "coordinate":
+            raise InvalidInputError("only a scalar damping has iterations; give one")
+        chosen = 0.0 if skew == "none" else self._scalar
         with ledger.snapshot():
             rounds = ledger.rounds()
-            damping = self._per_round(self._scalar, len(rounds))
+            damping = self._per_round(chosen, len(rounds))
             decays = np.zeros((len(rounds), len(rounds)))
             for last in range(len(rounds)):
                 decays[last, : last + 1] = _decay(damping[: last + 1])
@@ -288,6 +320,18 @@ def _decay(damping: Sequence[float]) -> npt.NDArray[np.float64]:
     after = np.ones(len(kept))
     after[:-1] = np.cumprod(kept[:0:-1])[::-1]
     return after
+
+
+def _about(final: Model) -> tuple[str, ...]:
+    """Return the warning about buffers, if the model has any."""
+    return (OLD_BUFFERS,) if final.buffers else ()
+
+
+def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:
+    """Return K; None from sums, which do not tell how the steps changed."""
+    if ledger.settings.history == "sums":
+        return None
+    return estimate_lipschitz(rounds)
 
 
 def _bound(

@@ -33,6 +33,7 @@ from fastfedul.history.ledger import Ledger, vector
 from fastfedul.params import Flat, Params, norm
 from fastfedul.records import ClientUpdate, Model, Round, UpdateEntry, VectorRef
 from fastfedul.unlearn.protocol import (
+    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -41,11 +42,6 @@ from fastfedul.unlearn.protocol import (
 
 Calibration = Literal["client", "layer"]
 CALIBRATIONS: tuple[Calibration, ...] = ("client", "layer")
-
-_OLD_BUFFERS = (
-    "the buffers, such as batch-norm statistics, are those of the current model, which "
-    "the forgotten clients helped to make"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +254,7 @@ def _result(request: UnlearnRequest, model: Model, *, trained: bool) -> UnlearnR
         params=model.params,
         clients=tuple(sorted(request.forget)),
         buffers=None if old else model.buffers,
-        warnings=(_OLD_BUFFERS,) if old else (),
+        warnings=(OLD_BUFFERS,) if old else (),
     )
 
 

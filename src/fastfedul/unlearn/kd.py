@@ -35,6 +35,7 @@ from fastfedul.params import Flat, Params
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.rng import stream
 from fastfedul.unlearn.protocol import (
+    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -42,10 +43,6 @@ from fastfedul.unlearn.protocol import (
 )
 
 NAME = "kd"
-_OLD_BUFFERS = (
-    "the buffers, such as batch-norm statistics, are those of the current model, which "
-    "the forgotten clients helped to make"
-)
 Probabilities = npt.NDArray[np.float64]
 
 
@@ -108,7 +105,7 @@ class KD:
             updates = _updates(request)
             warnings = _judge(updates, self.minimum_coverage)
             if teacher.buffers:
-                warnings = (*warnings, _OLD_BUFFERS)
+                warnings = (*warnings, OLD_BUFFERS)
             student = subtracted(ledger, [u for own in updates.values() for u in own])
         inputs = federation.server
         answers = soft_labels(trainer.predict(teacher, inputs), self.temperature)

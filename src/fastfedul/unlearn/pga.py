@@ -40,6 +40,7 @@ from fastfedul.params import Flat, Params, norm, weighted_sum
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.rng import name_key, stream
 from fastfedul.unlearn.protocol import (
+    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -50,10 +51,6 @@ NAME = "pga"
 NUM_RANDOM_MODELS = 10
 RADIUS_DIVISOR = 3
 HELD_BACK = 0.1
-_OLD_BUFFERS = (
-    "the buffers, such as batch-norm statistics, are those of the current model, which "
-    "the forgotten clients helped to make"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ class PGA:
             model = self._ascended(federation, trainer, model, ball, name, own)
         model = self._post_trained(request, federation, model)
         if model.buffers and not self.post_rounds:
-            warnings.append(_OLD_BUFFERS)
+            warnings.append(OLD_BUFFERS)
         return UnlearnResult(
             params=model.params,
             buffers=model.buffers,

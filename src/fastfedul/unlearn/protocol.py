@@ -14,6 +14,12 @@ from fastfedul.history.views import CountedLedger
 from fastfedul.params import Array, Params
 from fastfedul.records import ClientId, Model
 
+OLD_BUFFERS = (
+    "the buffers, such as batch-norm statistics, are those of the current model, which "
+    "the forgotten clients helped to make"
+)
+"""The warning of methods that leave the buffers as they are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:

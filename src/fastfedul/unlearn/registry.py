@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.unlearn.cdp import CDP
@@ -43,7 +43,19 @@ class OnSample:
         return self.method.needs
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
-        """Return the method's answer from the smaller history."""
+        """Return the method's answer from the smaller history.
+
+        Raises:
+            UnlearnRefusedError: If the ledger itself is a sample: whether an update is
+                there then depends on two draws, and the second knows only its own.
+        """
+        for client in sorted(request.forget):
+            updates = request.ledger.updates_of(client)
+            if any(not u.kept or u.keep_probability < 1 for u in updates):
+                raise UnlearnRefusedError(
+                    f"not every update of client {client!r:.80} was kept, so this "
+                    "ledger cannot show what a smaller one would give; use fast-fedul"
+                )
         view = KeptView(request.ledger, self.keep)
         return self.method(UnlearnRequest(view, request.forget, request.federation))
 
