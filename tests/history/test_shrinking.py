@@ -34,6 +34,7 @@ from fastfedul import (
     read_round,
     verify,
 )
+from fastfedul.history.entries import fields
 from fastfedul.history.recoding import recoded
 from fastfedul.history.sampling import POLICIES
 from fastfedul.params import Flat
@@ -227,7 +228,7 @@ def test_what_a_ledger_of_sums_cannot_do_is_refused_in_one_line(tmp_path: Path) 
             with pytest.raises(UnlearnRefusedError, match="skew coordinate"):
                 method(request)
         with pytest.raises(UnlearnRefusedError, match="keeps sums"):
-            FastFedUL().iterations(request)
+            FastFedUL(damping=0.07).iterations(request)
         assert np.array_equal(params_at(ledger, 0).flat, START.params.flat)
         assert np.array_equal(params_at(ledger, 10).flat, ledger.final.params.flat)
         for refused in (
@@ -317,6 +318,32 @@ def test_an_erased_client_is_gone_from_a_ledger_of_sums(tmp_path: Path) -> None:
     for vector in (sums.difference, sums.scatter, round_of(3).updates[1].delta):
         flat = vector if isinstance(vector, np.ndarray) else vector.flat  # type: ignore[union-attr]
         assert flat.tobytes()[:64] not in stored
+
+
+def test_an_erased_client_gets_no_sums_again_by_the_next_erasure(
+    tmp_path: Path,
+) -> None:
+    with ledger_at(tmp_path / "ledger", 8, history="sums") as ledger:
+        for name in ("bela", "carl"):
+            forget(ledger, [name], COORDINATE, erase=True)
+        rows = [fields("clients", row) for row in ledger.index.rows("clients")]
+        erased = [row for row in rows if row["state"] == "erased"]
+        assert len(erased) == 2
+        assert all(row["weighted"] is row["squared"] is None for row in erased)
+        assert verify(ledger).problems == ()
+
+
+def test_sums_do_not_tell_how_the_steps_changed_so_there_is_no_bound(
+    tmp_path: Path,
+) -> None:
+    request = frozenset({"anna"})
+    with ledger_at(tmp_path / "ledger") as ledger:
+        assert COORDINATE(UnlearnRequest(ledger, request)).bound.value is not None
+        ledger.compact()
+        bound = COORDINATE(UnlearnRequest(ledger, request)).bound
+    assert bound.value is None
+    assert bound.lipschitz is None
+    assert "no Lipschitz constant" in bound.source
 
 
 def test_damage_to_sums_and_to_the_row_about_them_is_found(tmp_path: Path) -> None:

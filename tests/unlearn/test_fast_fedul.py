@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -104,6 +105,56 @@ def test_the_papers_variants_are_settings() -> None:
     np.testing.assert_allclose(alternate.delta.flat, [-1.5, 0])
     assert alternate.damping == (0.5, 0.0, 0.5, 0.0)
     np.testing.assert_allclose(without(ledger, "a").delta.flat, [-2, 0])
+
+
+def test_alternate_damping_is_the_papers_without_a_number_too() -> None:
+    rounds: list[Updates] = [{"a": (0.5, (1, 0)), "b": (0.5, (0, 0))}] * 4
+    found = without(ledger_of(*rounds), "a", method=FastFedUL(damped="alternate"))
+    assert found.damping == (0.07, 0.0, 0.07, 0.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"damping": 0.1, "spread": 1.0},
+        {"damping": 0.1, "persistence": 2.0},
+        {"damped": "alternate", "spread": 1.0, "recursion": True},
+        {"damped": "alternate", "skew": "coordinate"},
+        {"damping": 0.1, "skew": "coordinate"},
+        {"skew": "scalar", "spread": 1.0},
+        {"skew": "none", "persistence": 2.0},
+    ],
+)
+def test_a_setting_that_would_make_no_difference_is_refused(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidInputError, match="the ones or the others"):
+        FastFedUL(**settings)
+
+
+def test_a_spread_asks_for_skew_per_coordinate_and_a_median_has_none() -> None:
+    ledger = ledger_of({"a": (0.5, (1, 0)), "b": (0.5, (0, 0))}, aggregation="median")
+    with pytest.raises(UnlearnRefusedError, match="needs weighted means"):
+        without(ledger, "a", method=FastFedUL(spread=1.0))
+
+
+def test_iterations_are_those_of_the_skew_that_is_meant() -> None:
+    rounds: list[Updates] = [{"a": (0.5, (1, 0)), "b": (0.5, (0, 0))}] * 3
+    ledger = ledger_of(*rounds)
+    request = UnlearnRequest(ledger, frozenset({"a"}))
+    method = FastFedUL(skew="none")
+    last = method.iterations(request)[-1]
+    assert np.array_equal(last.flat, method(request).params.flat)
+    with pytest.raises(InvalidInputError, match="only a scalar damping"):
+        FastFedUL().iterations(request)
+
+
+def test_a_damping_per_round_is_logged_round_by_round() -> None:
+    rounds: list[Updates] = [{"a": (0.5, (1, 0)), "b": (0.5, (0, 0))}] * 3
+    for damping in ([0.0, 0.5, 0.0], np.array([0.0, 0.5, 0.0])):
+        ledger = ledger_of(*rounds)
+        forget(ledger, ["a"], FastFedUL(damping=cast(Any, damping)))
+        assert ledger.events()[-1].details["damping"] == [0.0, 0.5, 0.0]
 
 
 def dropped(use: str, kept: tuple[bool, ...], probability: float) -> MemoryLedger:
@@ -281,6 +332,10 @@ def test_buffers_are_carried_over_untouched() -> None:
         ClientUpdate("b", 0.5, params(0, 1)),
     )
     ledger.append(Round(0, updates, buffers=after))
+    for method in (FastFedUL(), FastFedUL(damping=0.1)):
+        assert any(
+            "buffers" in text for text in without(ledger, "a", method=method).warnings
+        )
     forget(ledger, ["a"])
     assert ledger.final.buffers["count"] == 4
     assert ledger.final.buffers["mean"] == np.float32(0.75)

@@ -222,3 +222,18 @@ def test_what_it_cannot_do_is_refused() -> None:
         FastFedUL(skew="curved")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="spread is 0 or more"):
         FastFedUL(skew="coordinate", spread=-1)
+
+
+def test_a_recursion_sees_the_history_of_the_moment_it_was_called(
+    tmp_path: Path,
+) -> None:
+    method = FastFedUL(spread=0.5, recursion=True)
+    with DiskLedger.create(tmp_path / "ledger", Model(Params.zeros(LAYOUT))) as ledger:
+        for round_ in rounds_of(1, everybody=True):
+            ledger.append(round_)
+        with LedgerReader(tmp_path / "ledger") as reader:
+            request = UnlearnRequest(reader, frozenset({"a"}))
+            expected = method(request).delta.flat
+            answers = method.sweep_spreads(request, [0.5])
+            forget(ledger, ["b"], erase=True)
+            np.testing.assert_array_equal(next(answers).delta.flat, expected)
