@@ -17,11 +17,18 @@ from fastfedul import (
     FastFedUL,
     InvalidInputError,
     LedgerReader,
+    Model,
     UnlearnRefusedError,
     UnlearnRequest,
 )
 from fastfedul.experiment import RunConfig, prepare, train
-from fastfedul.validating import TRIED_SPREADS, ByValidation, open_validation
+from fastfedul.params import Array
+from fastfedul.validating import (
+    TRIED_SPREADS,
+    ByValidation,
+    Validation,
+    open_validation,
+)
 
 OPTIONS: dict[str, Any] = {
     "attack": "pixel",
@@ -138,3 +145,26 @@ def test_bad_images_get_one_line(
     asked = ("forget", run, "client-0", "--dry-run", "--validation", file)
     error = fastfedul(*asked, code=1).stderr
     assert said in " ".join(error.split())
+
+
+def test_a_result_that_loses_more_is_refused_even_if_it_may_be_chance(
+    run: Path,
+) -> None:
+    """Six of fifty are 12 %, and 7.4 % beyond a standard error."""
+    with LedgerReader(run) as ledger:
+        final = ledger.final.params.flat
+
+        def predict(model: Model, inputs: Array) -> Array:
+            answers = np.eye(2)[np.zeros(len(inputs), int)]
+            if not np.array_equal(model.params.flat, final):
+                answers[:6] = [0, 1]
+            return answers
+
+        images = np.zeros((50, 1, 8, 8), np.float32)
+        few = Validation(images, np.zeros(50, np.int64), predict)
+        request = UnlearnRequest(ledger, frozenset({"client-0"}))
+        with pytest.raises(UnlearnRefusedError, match=r"loses 12\.0%"):
+            ByValidation(FastFedUL(), few, max_drop=0.08)(request)
+        found = ByValidation(FastFedUL(), few, max_drop=0.12)(request)
+    assert found.choice is not None
+    assert found.choice.curve[0][1] == pytest.approx(0.074, abs=0.001)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fastfedul.data.dataset import to_model_input
 from fastfedul.data.npz import read_validation_images
@@ -31,6 +32,7 @@ TRIED_SPREADS = (0.0, 0.05, 0.1, 0.2, *SPREADS)
 TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 _LOST = "accuracy lost on the validation images, less a standard error"
 _CHANGED = "validation images that changed class, less a standard error"
+_Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +92,8 @@ class ByValidation:
     Attributes:
         method: What it leaves open is chosen.
         validation: The images.
-        tolerance: Share of the images that may be lost, 0 to 1.
-        max_drop: Refuse a result that loses more.
+        tolerance: Share of the images that may be lost beyond a standard error, 0 to 1.
+        max_drop: Refuse a result that loses a larger share than this, chance or not.
     """
 
     method: FastFedUL
@@ -121,21 +123,22 @@ class ByValidation:
         before = self.validation.answers(final)
         curve: list[tuple[float, float]] = []
         chosen: Removal | None = None
-        lost, within = 0.0, True
+        lost, all_lost, within = 0.0, 0.0, True
         # From the strongest on: a weaker damping that keeps the accuracy by accident,
         # beyond one that does not, is not chosen.
         for value, result in _tried(self.method, request):
             after = self.validation.answers(result.model(final))
-            drop = _drop(self.validation, before, after)
+            changes = _changes(self.validation, before, after)
+            drop = _surely(changes)
             curve.append((value, drop))
             within = within and drop <= self.tolerance
             if chosen is None or within:
-                chosen, lost = result, drop
+                chosen, lost, all_lost = result, drop, float(changes.mean())
         assert chosen is not None
-        if self.max_drop is not None and lost > self.max_drop:
+        if self.max_drop is not None and all_lost > self.max_drop:
             raise UnlearnRefusedError(
-                f"the result loses {lost:.1%} on the validation images, more than the "
-                f"{self.max_drop:.1%} of --max-drop; nothing was written"
+                f"the result loses {all_lost:.1%} on the validation images, more than "
+                f"the {self.max_drop:.1%} of --max-drop; nothing was written"
             )
         scalar = max(chosen.damping, default=0.0)
         choice = Choice(
@@ -168,16 +171,26 @@ def _tried(
     return zip(spreads, method.sweep_spreads(request, spreads), strict=True)
 
 
-def _drop(validation: Validation, before: Labels, after: Labels) -> float:
+def _changes(
+    validation: Validation, before: Labels, after: Labels
+) -> npt.NDArray[np.float64]:
+    """Return 1 for each image that is lost, -1 for each that is gained, 0 for others.
+
+    Without labels an image is lost that is classified differently.
+    """
+    if validation.labels is None:
+        lost: _Flags = before != after
+        return lost.astype(np.float64)
+    right_before: _Flags = before == validation.labels
+    right_after: _Flags = after == validation.labels
+    return right_before.astype(np.float64) - right_after
+
+
+def _surely(changes: npt.NDArray[np.float64]) -> float:
     """Return what is surely lost: the share of the images, less a standard error.
 
     A few images more or less right are chance, the more so the fewer there are; what
     counts is by how much the two models differ on the same images.
     """
-    if validation.labels is None:
-        changes = (before != after).astype(np.float64)
-    else:
-        truth = validation.labels
-        changes = (before == truth).astype(np.float64) - (after == truth)
     error = changes.std() / math.sqrt(len(changes))
     return float(changes.mean() - error)
