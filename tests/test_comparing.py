@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,14 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
-from fastfedul import InvalidInputError, LedgerReader
+from fastfedul import (
+    DiskLedger,
+    FastFedULError,
+    InvalidInputError,
+    LedgerReader,
+    add_request,
+    forget,
+)
 from fastfedul.comparing import Comparison, compare
 from fastfedul.experiment import RunConfig, train
 from fastfedul.history.model_files import read_model
@@ -126,6 +134,30 @@ def test_comparing_leaves_the_run_as_it_was_and_retrains_once(
         assert {entry.state for entry in ledger.clients().values()} == {"active"}
         retrained = read_model(kept, layout=ledger.settings.layout)
     assert np.isfinite(retrained.params.flat).all()
+
+
+def test_a_request_is_not_kept_waiting_and_a_change_is_noticed(
+    run: Path, found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastfedul.history.index._TIMEOUT_SECONDS", 0.1)
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    asked: list[object] = []
+
+    def forget_meanwhile(name: str, _done: int, _total: int) -> None:
+        if name == "fast-fedul-2" and not asked:
+            asked.append(add_request(folder, "client-1"))
+            with DiskLedger(folder) as ledger:
+                forget(ledger, ["client-1"], erase=True)
+
+    with pytest.raises(FastFedULError, match="was changed while its methods"):
+        compare(
+            folder,
+            methods=["fast-fedul", "fast-fedul-2"],
+            damping=0.1,
+            say=forget_meanwhile,
+        )
+    assert asked
 
 
 def test_a_client_that_is_forgotten_already_cannot_be_compared(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from fastfedul.data.dataset import Images, to_model_input
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.errors import (
+    FastFedULError,
+    InvalidInputError,
+    LedgerError,
+    UnlearnRefusedError,
+)
 from fastfedul.evaluate.comparison import (
     Answers,
     Evaluation,
@@ -126,7 +131,7 @@ def compare(
     with (
         start_workers(prepared) if helped else nullcontext() as workers,
         LedgerReader(folder) as ledger,
-        ledger.snapshot(),
+        _unchanged(ledger),
     ):
         _check(ledger, names, config.rounds)
         reference, seconds, calls = retrained_model(
@@ -169,6 +174,28 @@ def compare(
         sweep = () if sums_only else _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(prepared, names, tuple(rows), sweep, keeping, damping, refused)
+
+
+@contextmanager
+def _unchanged(ledger: LedgerReader) -> Iterator[None]:
+    """Raise if somebody was forgotten meanwhile.
+
+    Comparing takes long. A snapshot would keep requests and a writer waiting for it.
+    """
+    before = len(ledger.events())
+    changed = FastFedULError(
+        f"the history in {ledger.path} was changed while its methods were compared; "
+        "compare again"
+    )
+    try:
+        yield
+    except LedgerError:
+        # Such as of files that were there when it began.
+        if len(ledger.events()) == before:
+            raise
+        raise changed from None
+    if len(ledger.events()) != before:
+        raise changed
 
 
 def find_methods(

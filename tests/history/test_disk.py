@@ -154,9 +154,7 @@ def test_vectors_come_back_as_their_storage_dtype_has_them(
         )
         for expected, client in ((step, None), (rows[0], "a"), (rows[1], "b")):
             found = stored(reader, 0, client)
-            np.testing.assert_array_equal(
-                found, codec.decode(codec.encode(expected, dtype), dtype)
-            )
+            np.testing.assert_array_equal(found, through(expected, dtype))
 
 
 def stored(reader: LedgerReader, index: int, client: str | None) -> Array:
@@ -1236,6 +1234,22 @@ def test_two_files_that_changed_places_are_found(damaged: Path) -> None:
         assert len(verify(reader).problems) == 2
         with pytest.raises(LedgerDamagedError):
             answer(reader, "b")
+
+
+def test_verifying_does_not_keep_the_writer_waiting(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastfedul.history.index._TIMEOUT_SECONDS", 0.1)
+    with DiskLedger(path) as writer, LedgerReader(path) as reader:
+
+        def work(done: int, _total: int) -> None:
+            if writer.num_rounds == 3:
+                writer.append(round_of(3))
+                forget(writer, ["a"], erase=True)
+
+        assert verify(reader, work).problems == ()
+        assert writer.num_rounds == 4
+        assert verify(reader).problems == ()
 
 
 def test_a_commit_while_a_reader_opens_is_not_taken_for_damage(

@@ -62,18 +62,19 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         problems += _request_problems(index)
         problems += _reference_problems(index)
         rows = [fields("arrays", row) for row in index.rows("arrays")]
-        total = sum(row["num_bytes"] for row in rows)
-        done = 0
         folder = ledger.path / ARRAYS
-        for row in rows:
-            damage = _file_damage(folder, row)
-            if damage:
-                problems.append(f"{index.user_of(row['array'])}: {damage}")
-            done += row["num_bytes"]
-            if progress:
-                progress(done, total)
         known = {arrays.file_name(row["array"]) for row in rows}
         strays = sum(path.name not in known for path in folder.iterdir())
+    # Files never change, so they are read without keeping the writer waiting.
+    total = sum(row["num_bytes"] for row in rows)
+    done = 0
+    for row in rows:
+        damage = _file_damage(folder, row)
+        if damage:
+            problems += _unless_removed(index, row["array"], damage)
+        done += row["num_bytes"]
+        if progress:
+            progress(done, total)
     return Verification(
         tuple(problems),
         head["num_rounds"],
@@ -82,6 +83,13 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         strays,
         head["chain"].hex(),
     )
+
+
+def _unless_removed(index: Index, array: bytes, damage: str) -> Iterator[str]:
+    """Yield the damage of a file that still belongs to the ledger."""
+    with index.reading():
+        if index.rows("arrays", None, array=array):
+            yield f"{index.user_of(array)}: {damage}"
 
 
 def _index_problems(index: Index) -> Iterator[str]:
