@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,45 @@ def test_a_change_of_the_past_is_refused(
     assert load_config(whole) == SMALL
 
 
+@pytest.mark.parametrize("num_lines", [0, 5, -1])
+def test_a_config_that_was_cut_is_not_taken_for_a_short_one(
+    num_lines: int, whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:num_lines]))
+    with pytest.raises(InvalidInputError, match="its end is missing"):
+        resume(tmp_path / "run")
+
+
+def test_a_lost_index_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "ledger" / "index.sqlite").unlink()
+    with pytest.raises(FastFedULError, match=r"it has no index\.sqlite; restore"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def build(shape, classes): raise RuntimeError('boom')", "RuntimeError: boom"),
+        ("def build(): pass", "TypeError"),
+        ("def build(", "SyntaxError"),
+        ("raise KeyError('x')", "KeyError"),
+    ],
+)
+def test_what_a_users_network_raises_is_said_in_one_line(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"network_{zlib.crc32(text.encode())}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InvalidInputError, match=message):
+        train(tmp_path / "run", replace(SMALL, model=f"{name}:build"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_taken_folder_is_refused_and_a_missing_run_too(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -431,6 +471,12 @@ def test_a_bad_config_file_is_refused(text: str, message: str, tmp_path: Path) -
         ({"partition": "dirichlet"}, "cannot read the split"),
         ({"attack": "magic"}, "unknown attack"),
         ({"attackers": "2"}, "needs an attack"),
+        ({"poison_ratio": 0.5}, "--poison-ratio needs an attack"),
+        ({"attack": "pixel", "attackers": ""}, "attackers"),
+        ({"budget": "0"}, "no size of a disk"),
+        ({"budget": "99999999TB"}, "no size of a disk"),
+        ({"forget": ("nobody@2",)}, "there is no client 'nobody'"),
+        ({"clients": 2, "forget": ("client-0@1", "client-1@2")}, "nobody would be"),
         ({"attack": "pixel", "attackers": "bob"}, "no client 'bob'"),
         ({"attack": "pixel", "poison_ratio": 2.0}, "poison ratio"),
         ({"weighting": "loud"}, "size or equal"),

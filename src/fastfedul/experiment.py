@@ -41,7 +41,13 @@ from fastfedul.preparation import (
 )
 from fastfedul.records import ClientId, Model, VectorRef
 from fastfedul.requests import AppliedRequest, apply_requests, has_waiting
-from fastfedul.run_config import RunConfig, findable, read_options
+from fastfedul.run_config import (
+    CONFIG,
+    LAST_OPTION,
+    RunConfig,
+    findable,
+    read_options,
+)
 from fastfedul.signing import SigningKey, find_key
 
 __all__ = [
@@ -58,7 +64,6 @@ __all__ = [
     "train",
 ]
 
-CONFIG = "config.toml"
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
@@ -151,7 +156,13 @@ def load_config(folder: Path) -> RunConfig:
     """Return the options of a run."""
     if not (folder / CONFIG).is_file():
         raise InvalidInputError(f"there is no run at {folder}; it has no {CONFIG}")
-    return RunConfig(**read_options(folder / CONFIG))
+    options = read_options(folder / CONFIG)
+    if LAST_OPTION not in options:
+        raise InvalidInputError(
+            f"{folder / CONFIG} is damaged: its end is missing; restore it from a "
+            "backup"
+        )
+    return RunConfig(**options)
 
 
 def _run(
@@ -256,6 +267,10 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     folder = path / LEDGER
     if (folder / INDEX).is_file():
         return _with_budget(DiskLedger(folder), config)
+    if folder.exists() and (path / METRICS).exists():
+        raise FastFedULError(
+            f"{folder} is damaged: it has no {INDEX}; restore it from a backup"
+        )
     initial = workers.initial(config.seed)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
@@ -318,14 +333,18 @@ def _adopt(
     config.save(path / CONFIG)
 
 
+def _where(error: OSError) -> str:
+    return f"{Path(error.filename2 or error.filename).name}: " if error.filename else ""
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise FastFedULError(
-            f"the run at {path} had to stop: {error.strerror or error}; see to it and "
-            "go on with --resume"
+            f"the run at {path} had to stop: {_where(error)}{error.strerror or error}; "
+            "see to it and go on with --resume"
         ) from error
 
 

@@ -21,6 +21,11 @@ from fastfedul.history.sampling import Keep
 from fastfedul.records import ClientId
 from fastfedul.whole_files import write_whole
 
+CONFIG = "config.toml"
+"""The file of a run that has its options."""
+
+LAST_OPTION = "forget"
+"""Is always written, after all others: without it a file was cut."""
 _PARTS = (
     *("local", "schedule", "split", "policy", "budget_bytes", "poisoning"),
     "forgetting",
@@ -116,11 +121,12 @@ class RunConfig:
                 f"--store is {self.store!r}, which is too coarse for sums that grow "
                 "round by round; choose float32 or float16"
             )
-        if self.attackers is not None and self.attack == "none":
-            raise InvalidInputError(
-                "--attackers needs an attack; add --attack pixel, edge-case or "
-                "label-flip"
-            )
+        for name in ("attackers", "poison_ratio", "target_label"):
+            if getattr(self, name) is not None and self.attack == "none":
+                raise InvalidInputError(
+                    f"--{name.replace('_', '-')} needs an attack; add --attack pixel, "
+                    "edge-case or label-flip"
+                )
         for part in _PARTS:
             getattr(self, part)
 
@@ -170,7 +176,8 @@ class RunConfig:
     def poisoning(self) -> Attack:
         """What the attackers do."""
         kind: Any = self.attack
-        wanted = "0" if kind == "none" else self.attackers or "1"
+        several = "1" if self.attackers is None else self.attackers
+        wanted = "0" if kind == "none" else several
         return Attack(
             kind=kind,
             attackers=parse_attackers(wanted, self.names),
@@ -185,6 +192,11 @@ class RunConfig:
         found: dict[ClientId, int] = {}
         for text in self.forget:
             client, _, number = text.rpartition("@")
+            if number.isdecimal() and client and client not in self.names:
+                raise InvalidInputError(
+                    f"--forget {text!r}: there is no client {client!r}; they are "
+                    f"{self.names[0]} to {self.names[-1]}"
+                )
             if client not in self.names or not number.isdecimal():
                 raise InvalidInputError(
                     f"cannot read --forget {text!r}; write CLIENT@ROUND, such as "
@@ -198,6 +210,10 @@ class RunConfig:
             if client in found:
                 raise InvalidInputError(f"--forget names {client} twice; name it once")
             found[client] = int(number)
+        if len(found) == self.clients:
+            raise InvalidInputError(
+                "--forget names all clients, and nobody would be left to train with"
+            )
         return found
 
     def to_toml(self) -> str:
@@ -240,7 +256,10 @@ def parse_bytes(text: str) -> int:
         raise InvalidInputError(
             f"cannot read the budget {text!r:.40}; write 500MB, 10GB or 2GiB"
         )
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    value = int(float(found[1]) * _UNITS[found[2].lower()])
+    if not 1 <= value < 2**63:
+        raise InvalidInputError(f"the budget {text!r:.40} is no size of a disk")
+    return value
 
 
 def findable(data: str) -> str:

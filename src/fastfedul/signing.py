@@ -96,8 +96,10 @@ def new_key(path: Path) -> SigningKey:
     """Make a key and write it and its public key; nothing is ever overwritten.
 
     Raises:
-        InvalidInputError: If one of the files is there already.
+        InvalidInputError: If one of the files is there already, or the path has none.
     """
+    if not path.name:
+        raise InvalidInputError("the key needs a file; name one, such as signing.pem")
     with _cryptography():
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -144,8 +146,8 @@ def read_key(path: Path) -> SigningKey:
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise InvalidInputError(
-            f"{path} holds no Ed25519 private key in PEM; make one with "
-            "`fastfedul key new`"
+            f"{path} holds no Ed25519 private key in PEM; restore it from a backup, or "
+            "move it away and make another with `fastfedul key new`"
         )
     return SigningKey(key.private_bytes_raw())
 

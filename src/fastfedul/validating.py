@@ -18,11 +18,12 @@ import numpy.typing as npt
 from fastfedul.data.dataset import to_model_input
 from fastfedul.data.npz import read_validation_images
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.experiment import CONFIG, load_config
+from fastfedul.experiment import load_config
 from fastfedul.federation.trainer import Inputs, Labels, Logits
 from fastfedul.history.ledger import Ledger
 from fastfedul.integrations.torch import AUTO, TorchTrainer
 from fastfedul.records import Model
+from fastfedul.run_config import CONFIG
 from fastfedul.unlearn.choosing import SPREADS
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import Needs, UnlearnRequest
@@ -30,6 +31,7 @@ from fastfedul.unlearn.removal import Choice, Removal
 
 TRIED_SPREADS = (0.0, 0.05, 0.1, 0.2, *SPREADS)
 TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
+TOLERANCE = 0.02
 _LOST = "accuracy lost on the validation images, less a standard error"
 _CHANGED = "validation images that changed class, less a standard error"
 _Flags = npt.NDArray[np.bool_]
@@ -98,7 +100,7 @@ class ByValidation:
 
     method: FastFedUL
     validation: Validation
-    tolerance: float = 0.02
+    tolerance: float = TOLERANCE
     max_drop: float | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -207,9 +208,7 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     much = run("forget", ledger, "ann", "--damping", "much", code=1)
     assert "choose auto, or a number" in one_line(much)
     both = ("--damping", 0.1, "--skew", "coordinate")
-    assert "spread and persistence" in one_line(
-        run("forget", ledger, "a", *both, code=1)
-    )
+    assert "spread, persistence" in one_line(run("forget", ledger, "a", *both, code=1))
     unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=1)
     assert "needs --validation" in one_line(unmeasured)
     images = ("--validation", tmp_path / "none.npz")
@@ -218,6 +217,59 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     np.testing.assert_array_equal(model_of(ledger), before)
     listed = run_json("ledger", "clients", ledger)["clients"]
     assert {row["state"] for row in listed} == {"active"}
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
+    options: tuple[str, ...], ledger: Path, tmp_path: Path
+) -> None:
+    index = ledger / "index.sqlite"
+    before = index.read_bytes()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for place, said in (
+        (index, "choose another"),
+        (ledger / "clean.safetensors", "choose another"),
+        (ledger / ".." / "ledger" / "lock", "choose another"),
+        (tmp_path / "folder", "it is there and no file"),
+        (tmp_path / "pipe", "it is there and no file"),
+        (tmp_path / "nothing" / "clean.safetensors", "make it first"),
+    ):
+        found = run("forget", ledger, "ann", "--out", place, *options, code=1)
+        assert said in one_line(found)
+    assert index.read_bytes() == before
+    assert run_json("ledger", "verify", ledger)["strays"] == 0
+    assert run_json("ledger", "info", ledger)["clients"]["active"] == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--damping", "0.1", "--spread", "1"),
+        ("--alternate", "--spread", "1"),
+        ("--skew", "none", "--damping", "0.1"),
+        ("--spread", "1e38"),
+        ("--tolerance", "0.1"),
+        ("--model", "package:function"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    options: tuple[str, ...], ledger: Path
+) -> None:
+    one_line(run("forget", ledger, "ann", *options, code=1))
+
+
+def test_output_that_cannot_be_written_gets_one_line(ledger: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastfedul", "ledger", "clients", str(ledger)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    assert "cannot write the output: No space left" in one_line(done)  # type: ignore[arg-type]
 
 
 def test_a_second_writer_is_told_who_is_writing(ledger: Path) -> None:

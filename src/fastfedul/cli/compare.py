@@ -227,6 +227,7 @@ def _progress() -> Iterator[Say]:
         TimeRemainingColumn(),
         console=err(),
         transient=True,
+        disable=not err().is_terminal,
     ) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda what, done, total: bar.update(

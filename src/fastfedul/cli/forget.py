@@ -35,6 +35,7 @@ from fastfedul.history.reading import LedgerReader
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
+from fastfedul.run_config import CONFIG
 from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
@@ -86,12 +87,13 @@ def forget_clients(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="With --validation: share of the images that may be lost, beyond a "
-            "standard error."
+            "standard error. [default: 0.02]",
+            show_default=False,
         ),
-    ] = 0.02,
+    ] = None,
     max_drop: Annotated[
         float | None,
         typer.Option(
@@ -152,8 +154,13 @@ def forget_clients(
     if sample:
         raise InvalidInputError(NOT_A_SAMPLE)
     names = tuple(sorted(set(clients)))
-    if max_drop is not None and validation is None:
-        raise InvalidInputError("--max-drop needs --validation FILE.npz to measure it")
+    for option, value in (
+        ("--max-drop", max_drop),
+        ("--tolerance", tolerance),
+        ("--model", network),
+    ):
+        if value is not None and validation is None:
+            raise InvalidInputError(f"{option} needs --validation FILE.npz")
     method = FastFedUL(
         damping=to_damping(damping),
         skew=cast(Any, skew),
@@ -166,6 +173,7 @@ def forget_clients(
     key = None if dry_run else find_key()
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
     with opened as ledger:
+        _check_place(out_file, ledger.path)
         require_known(ledger, names)
         states = {name: ledger.clients()[name].state for name in names}
         late = [name for name in names if states[name] == "forgotten"]
@@ -185,10 +193,15 @@ def forget_clients(
             compute: Callable[[UnlearnRequest], Removal] = method
             if validation is not None:
                 # Needs the extra `torch`, which forgetting otherwise does not.
-                from fastfedul.validating import ByValidation, open_validation
+                from fastfedul.validating import (
+                    TOLERANCE,
+                    ByValidation,
+                    open_validation,
+                )
 
                 images = open_validation(validation, ledger, path, network)
-                compute = ByValidation(method, images, tolerance, max_drop)
+                allowed = TOLERANCE if tolerance is None else tolerance
+                compute = ByValidation(method, images, allowed, max_drop)
             facts = _forget(ledger, names, method, compute, erase_history, out_file)
         inside = None if dry_run else str(ledger.model_path)
         facts["model"] = str(out_file) if out_file else inside
@@ -199,6 +212,19 @@ def forget_clients(
         print_json(facts)
     else:
         _show(facts)
+
+
+def _check_place(out_file: Path | None, ledger: Path) -> None:
+    """Raise if the model would be written over what belongs to a ledger or run."""
+    if out_file is None:
+        return
+    place, inside = out_file.resolve(), ledger.resolve()
+    run = inside.parent / CONFIG
+    of_run = run.is_file() and place.parent == inside.parent and place.exists()
+    if place.is_relative_to(inside) or of_run:
+        raise InvalidInputError(
+            f"--out {out_file} is a place of the run or ledger itself; choose another"
+        )
 
 
 def _forget(

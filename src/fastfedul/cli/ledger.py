@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.markup import escape
 
 from fastfedul.cli.output import (
     JsonFlag,
@@ -177,7 +178,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 "by the next one"
             )
     for problem in found.problems:
-        err().print(f"[red]damaged:[/red] {problem}", soft_wrap=True, markup=not json)
+        err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
     if found.problems:
         raise typer.Exit(1)
 

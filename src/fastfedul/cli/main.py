@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -90,4 +92,12 @@ def run() -> None:
     except FastFedULError as error:
         text = " ".join(str(error).split("\n"))
         err().print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+        sys.exit(1)
+    except OSError as error:
+        # Errors about files are explained where they arise; this one has no file.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        err().print(f"[red]error:[/red] cannot write the output: {error.strerror}")
+        # Else the interpreter would try again on leaving, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -101,6 +101,8 @@ def progress_bar(what: str) -> Iterator[Any]:
         TimeRemainingColumn(),
         console=err(),
         transient=True,
+        # Elsewhere than on a terminal it would leave an empty line.
+        disable=not err().is_terminal,
     ) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

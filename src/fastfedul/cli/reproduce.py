@@ -111,6 +111,7 @@ def _progress(done: int, total: int) -> Iterator[Say]:
         TextColumn("{task.description}"),
         console=err(),
         speed_estimate_period=3600,
+        disable=not err().is_terminal,
     ) as bar:
         task = bar.add_task("", total=total, completed=done)
         yield lambda what, count: bar.update(task, description=what, advance=count)

@@ -85,10 +85,10 @@ def train_run(
     forget: Annotated[
         list[str] | None,
         _option(
-            "Forget a client before a round starts, and train on without it; "
-            "rounds count from 0. Can be repeated.",
+            "Forget a client once so many rounds are trained, 1 or more, and train on "
+            "without it. Can be repeated.",
             _ROUNDS,
-            "CLIENT@ROUND",
+            "CLIENT@ROUNDS",
         ),
     ] = None,
     epochs: Annotated[int | None, _option("Epochs of a round. [2]", _LOCAL)] = None,
@@ -245,7 +245,7 @@ def training_progress(num_rounds: int, hidden: bool) -> Iterator[Any]:
         TimeRemainingColumn(),
         console=err(),
         transient=True,
-        disable=hidden,
+        disable=hidden or not err().is_terminal,
     ) as bar:
         task = bar.add_task("round", total=num_rounds, start=False, state="starting")
 

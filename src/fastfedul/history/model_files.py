@@ -70,7 +70,19 @@ def model_written(path: Path, model: Model) -> Iterator[None]:
 
     So a full disk is found out before anything else is done, and the file is never
     half written.
+
+    Raises:
+        InvalidInputError: If the place is none for a file.
     """
+    if path.exists() and not path.is_file():
+        raise InvalidInputError(
+            f"cannot write {path}: it is there and no file; name a new .safetensors "
+            "file"
+        )
+    if not path.parent.is_dir():
+        raise InvalidInputError(
+            f"cannot write {path}: there is no folder {path.parent}; make it first"
+        )
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     arrays = {
         name: np.ascontiguousarray(array)

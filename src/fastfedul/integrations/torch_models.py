@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import one_line
 
 ImageShape = tuple[int, int, int]
 _LARGEST_TINY = 12
@@ -28,7 +29,14 @@ def build(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
         InvalidInputError: If there is no such network, or it is of no use.
     """
     if ":" in name:
-        made = _load(name)(image_shape, num_classes)
+        function = _load(name)
+        try:
+            made = function(image_shape, num_classes)
+        except Exception as error:
+            raise InvalidInputError(
+                f"{name} failed: {one_line(error)}; it is called with the shape of an "
+                "image and the number of classes"
+            ) from error
         if not isinstance(made, nn.Module):
             raise InvalidInputError(
                 f"{name} returned a {type(made).__name__}; let it return an nn.Module"
@@ -120,10 +128,11 @@ def _load(name: str) -> Callable[[ImageShape, int], object]:
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
+        # It is the user's module: whatever it raises is theirs to see.
         raise InvalidInputError(
-            f"cannot load the model {name!r}: {error}; write package.module:function "
-            "for a function that Python can import"
+            f"cannot load the model {name!r}: {one_line(error)}; write "
+            "package.module:function for a function that Python can import"
         ) from None
     if not callable(found):
         raise InvalidInputError(f"{name} is not a function; name one that builds")

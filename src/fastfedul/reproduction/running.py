@@ -19,7 +19,7 @@ from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import NothingToPoisonError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.experiment import CONFIG, load_config, resume, train
+from fastfedul.experiment import load_config, resume, train
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers import Workers
 from fastfedul.history.reading import LedgerReader
@@ -35,7 +35,7 @@ from fastfedul.records import Model
 from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
 from fastfedul.reproduction.memory import watched
 from fastfedul.reproduction.storing import stored_bytes
-from fastfedul.run_config import RunConfig
+from fastfedul.run_config import CONFIG, RunConfig
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import (
     Unlearner,

@@ -11,7 +11,6 @@ takes one pass over those vectors and never touches the other clients' updates.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +45,9 @@ from fastfedul.unlearn.removal import (
 from fastfedul.unlearn.tracing import leaving, trace
 
 PAPERS_DAMPING = 0.07
+LARGEST = 1e6
+"""The largest spread and persistence; far below, nothing is left of the difference."""
+
 Skew = Literal["scalar", "coordinate", "none"]
 
 
@@ -99,6 +101,8 @@ class FastFedUL:
             raise InvalidInputError(
                 f"skew is scalar, coordinate or none, not {self.skew!r:.40}"
             )
+        if self.skew == "none" and values.any() and self.damping is not None:
+            raise InvalidInputError("skew none is damping 0; leave the damping away")
         of_scalar = self.skew in ("scalar", "none") or self._has_scalar_settings
         of_coordinate = self.skew == "coordinate" or self._has_coordinate_settings
         if of_scalar and of_coordinate:
@@ -111,8 +115,8 @@ class FastFedUL:
             ("spread", self.spread or 0.0),
             ("persistence", self.persistence),
         ):
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidInputError(f"{name} is 0 or more, not {value}")
+            if not 0 <= value <= LARGEST:
+                raise InvalidInputError(f"{name} is from 0 to {LARGEST:g}, not {value}")
         if self.recursion and self.spread is None:
             raise InvalidInputError("a recursion needs a spread; 0.5 is a good start")
         if self.damped not in ("all", "alternate"):
