@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class Comparison:
         keeping: Whom optimal keeping prefers.
         damping: The damping of the rows.
         refused: Methods that could not be used here, and why.
+        settings: Settings of methods, as they were given.
     """
 
     prepared: Prepared
@@ -97,6 +98,7 @@ class Comparison:
     keeping: Keeping
     damping: float
     refused: Mapping[str, str]
+    settings: Settings = field(default_factory=dict)
 
 
 def compare(
@@ -173,7 +175,9 @@ def compare(
         sums_only = ledger.settings.history == "sums"
         sweep = () if sums_only else _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
-    return Comparison(prepared, names, tuple(rows), sweep, keeping, damping, refused)
+    return Comparison(
+        prepared, names, tuple(rows), sweep, keeping, damping, refused, settings or {}
+    )
 
 
 @contextmanager

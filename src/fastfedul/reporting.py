@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,7 @@ from fastfedul.report.content import (
     Row,
     SweepPoint,
 )
+from fastfedul.unlearn.registry import SERVER_ONLY
 
 _EXAMPLES = 8
 
@@ -101,11 +104,22 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
     if attack.kind == "none":
         return (first, f"{who} was honest and leaves.")
     bad = ", ".join(attack.attackers)
+    methods = _methods(comparison)
+    if methods and set(methods) <= set(SERVER_ONLY):
+        then = f"The server then forgot {who} from its records alone."
+    else:
+        then = f"Then {who} was forgotten, in every way that the table shows."
     return (
         first,
         f"{bad} attacked it ({attack.kind}): attacked images are to be taken for class "
-        f"{attack.target_label}. The server then forgot {who} from its records alone.",
+        f"{attack.target_label}. {then}",
     )
+
+
+def _methods(comparison: Comparison) -> tuple[str, ...]:
+    """Return the methods that were asked for, those with a row first."""
+    ran = [row.method for row in comparison.rows]
+    return (*(n for n in ran if n not in ("before", "retrained")), *comparison.refused)
 
 
 def _notes(comparison: Comparison) -> tuple[str, ...]:
@@ -164,10 +178,25 @@ def _examples(comparison: Comparison) -> ExampleImages | None:
 
 
 def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
+    """Return what gives the page again; nothing if no command compares like this."""
+    methods = _methods(comparison)
+    if not methods:
+        return ()
     options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
-    forget = "".join(f" --forget {name}" for name in comparison.forget)
+    forget = "".join(f" --forget {shlex.quote(name)}" for name in comparison.forget)
     return (
         f"cat > run.toml <<'END'{options}\nEND",
         "fastfedul train RUN --config run.toml",
-        f"fastfedul report RUN{forget} --damping {comparison.damping:g}",
+        f"fastfedul compare RUN{forget} --methods {','.join(methods)} "
+        f"--damping {float(comparison.damping)!r}{_set_options(comparison)}",
     )
+
+
+def _set_options(comparison: Comparison) -> str:
+    """Return the settings that methods were given, as `--set` takes them."""
+    found = (
+        f"{method}.{name}={json.dumps(value)}"
+        for method, own in comparison.settings.items()
+        for name, value in own.items()
+    )
+    return "".join(f" --set {shlex.quote(text)}" for text in found)

@@ -269,7 +269,7 @@ def test_output_that_cannot_be_written_gets_one_line(ledger: Path) -> None:
             timeout=120,
         )
     assert done.returncode == 1
-    assert "cannot write the output: No space left" in one_line(done)  # type: ignore[arg-type]
+    assert "cannot write the output: No space left" in one_line(done)
 
 
 def test_a_second_writer_is_told_who_is_writing(ledger: Path) -> None:

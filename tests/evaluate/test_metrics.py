@@ -14,7 +14,6 @@ from fastfedul.evaluate.intervals import Proportion
 from fastfedul.evaluate.membership import membership, per_example_loss
 from fastfedul.evaluate.metrics import (
     accuracy,
-    attack_success,
     prediction_change,
     prediction_kl,
 )
@@ -41,20 +40,11 @@ def test_a_diverged_model_predicts_nothing(row: list[float]) -> None:
     logits = np.array([row])
     for label in range(3):
         assert accuracy(logits, np.array([label])) == Proportion(0, 1)
-        assert attack_success(logits, label) == Proportion(0, 1)
         assert per_example_loss(logits, np.array([label])) == INF
     assert prediction_kl(np.zeros((1, 3)), logits) is None
     change = prediction_change(np.zeros((1, 3)), logits)
     assert change.mean_distance is None
     assert change.changed == Proportion(1, 1)
-
-
-def test_attack_success_leaves_out_images_of_the_target_class() -> None:
-    logits = np.eye(3)[[1, 1, 1, 0, 2]]
-    truth = np.array([0, 1, 2, 1, 0])
-    assert attack_success(logits, 1) == Proportion(3, 5)
-    assert attack_success(logits, 1, truth) == Proportion(2, 3)
-    assert attack_success(logits, 1, np.ones(5, int)) == Proportion(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +61,11 @@ def test_labels_that_do_not_fit_are_refused(labels: Floats, message: str) -> Non
     for function in (accuracy, per_example_loss):
         with pytest.raises(InvalidInputError, match=message):
             function(np.zeros((2, 3)), labels)
-    with pytest.raises(InvalidInputError, match=message):
-        attack_success(np.zeros((2, 3)), 0, labels)
 
 
-def test_logits_and_targets_that_do_not_fit_are_refused() -> None:
+def test_logits_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="one row per image"):
         accuracy(np.zeros(3), np.zeros(3, int))
-    with pytest.raises(InvalidInputError, match="none of the 3 classes"):
-        attack_success(np.zeros((2, 3)), 3)
     with pytest.raises(InvalidInputError, match="shapes"):
         prediction_kl(np.zeros((2, 3)), np.zeros((3, 3)))
 

@@ -30,6 +30,7 @@ from fastfedul import (
     read_round,
     verify,
 )
+from fastfedul.federation.rounds import shares_of
 from fastfedul.params import Array, Layout
 from fastfedul.rng import stream
 
@@ -363,6 +364,10 @@ def test_a_client_that_was_erased(ledger: WritableLedger) -> None:
         ((math.nan, 1.0), "nan"),
         ((math.inf, 1.0), "inf"),
         ((0.5, math.nan), "nan"),
+        # The others' share is lost in how far the sum is from 1.
+        ((1.0, 1e-9), "is only 1e-09"),
+        ((1.0000000005, 1e-10), "is only 1e-10"),
+        ((1.0, 1e-20), "is only 1e-20"),
     ],
 )
 def test_shares_that_are_none(
@@ -381,6 +386,19 @@ def test_shares_that_sum_to_1_within_rounding_are_taken(
 ) -> None:
     good = round_of(2, *(f"client-{i}" for i in range(7)))
     updates = tuple(replace(u, share=float(np.float32(1 / 7))) for u in good.updates)
+    ledger.append(replace(good, updates=updates))
+    assert ledger.num_rounds == 3
+
+
+def test_a_tiny_share_is_taken_if_the_others_leave_room_for_it(
+    ledger: WritableLedger,
+) -> None:
+    good = round_of(2, "a", "b")
+    shares = shares_of([10**9, 1], "size")
+    updates = tuple(
+        replace(update, share=share)
+        for update, share in zip(good.updates, shares, strict=True)
+    )
     ledger.append(replace(good, updates=updates))
     assert ledger.num_rounds == 3
 

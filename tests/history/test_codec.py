@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.conftest import error_bound, through
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history import codec
@@ -28,17 +29,13 @@ def normal(size: int, scale: float = 1.0) -> Flat:
     return values.astype(np.float32)
 
 
-def through(vector: Flat, dtype: StorageDtype) -> Flat:
-    return codec.decode(codec.encode(vector, dtype), dtype)
-
-
 def assert_within_bound(vector: Flat, dtype: StorageDtype) -> None:
     decoded = through(vector, dtype)
     assert decoded.dtype == np.float32
     assert decoded.shape == vector.shape
     assert np.isfinite(decoded).all()
     error = np.abs(decoded.astype(np.float64) - vector)
-    bound = codec.error_bound(vector, dtype)
+    bound = error_bound(vector, dtype)
     assert bound.shape == vector.shape
     assert (error <= bound).all(), np.abs(error - bound).max()
 
@@ -58,7 +55,7 @@ def test_the_bound_is_a_small_part_of_the_update(
     dtype: StorageDtype, scale: float
 ) -> None:
     vector = normal(5000, scale)
-    bound = np.linalg.norm(codec.error_bound(vector, dtype).astype(np.float64))
+    bound = np.linalg.norm(error_bound(vector, dtype).astype(np.float64))
     relative = bound / np.linalg.norm(vector.astype(np.float64))
     at_most = {"float32": 0.0, "bfloat16": 4e-3, "float16": 5e-4, "int8": 2e-2}
     assert relative <= at_most[dtype]
@@ -118,7 +115,7 @@ def test_a_slice_that_begins_with_a_scale_block_decodes_on_its_own(
 ) -> None:
     vector = normal(65_536 + 3 * 1024 + 5)
     encoded = codec.encode(vector, dtype)
-    whole = codec.decode(encoded, dtype)
+    whole = through(vector, dtype)
     first, stop = size, size + 1024 + 5
     scales = encoded.scales
     if scales is not None:

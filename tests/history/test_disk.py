@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import safetensors
 from safetensors.numpy import load_file
+from tests.conftest import through
 
 from fastfedul import (
     ClientUpdate,

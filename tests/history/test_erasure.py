@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import error_bound
 
 from fastfedul import (
     Aggregation,
@@ -33,7 +34,7 @@ from fastfedul import (
     read_round,
     verify,
 )
-from fastfedul.history import codec
+from fastfedul.history import codec, recording
 from fastfedul.history.ledger import models, vector
 from fastfedul.history.schema import COLUMNS
 from fastfedul.params import Flat, Layout
@@ -782,6 +783,34 @@ def test_a_forgotten_client_keeps_its_sums_until_it_is_erased(make: Maker) -> No
     assert_sums_are(ledger, [*rounds, *later])
 
 
+# Shares that leave nothing for the others, as older ledgers may have them.
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1e-9), (1.0000000005, 1e-10)])
+@pytest.mark.parametrize("aggregation", ["mean", "median"])
+def test_a_round_whose_others_have_no_share_left_is_refused_in_words(
+    shares: tuple[float, float],
+    aggregation: str,
+    make: Maker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger = make(aggregation=aggregation)
+    delta = Params(LAYOUT, normal(1))
+    updates = tuple(
+        ClientUpdate(name, share, delta)
+        for name, share in zip("ab", shares, strict=True)
+    )
+    with monkeypatch.context() as older:
+        older.setattr(recording, "_check_participants", lambda *_: None)
+        ledger.append(Round(0, updates))
+    before = ledger.final.params.flat.copy()
+    with pytest.raises(UnlearnRefusedError, match="for the others in round 0"):
+        forget(ledger, ["a"], erase=True)
+    assert np.array_equal(ledger.final.params.flat, before)
+    assert ledger.clients()["a"].state == "active"
+    assert ledger.clients()["b"].state == "active"
+
+
 # Stored in fewer bits.
 
 
@@ -799,7 +828,7 @@ def test_erasing_from_fewer_bits_gives_the_exact_history_within_their_bound(
             if update.client == TARGET:
                 assert update.delta is not None
                 factor = update.share / (1 - update.share)
-                bound += factor * codec.error_bound(update.delta.flat, dtype)
+                bound += factor * error_bound(update.delta.flat, dtype)
         error = steps_of(ledger)[index] - mean_without(round_, frozenset({TARGET}))
         assert (np.abs(error) <= bound).all()
     assert_adds_up(ledger)
@@ -817,8 +846,8 @@ def test_steps_in_fewer_bits_add_up_within_their_bound_after_an_erasure(
     total = ledger.initial.params.flat.astype(np.float64)
     for round_, step in zip(rounds, steps_of(ledger), strict=True):
         exact = mean_without(round_, frozenset()).astype(np.float32)
-        bound += 2 * codec.error_bound(exact, dtype)
-        bound += 2 * codec.error_bound(step, dtype)
+        bound += 2 * error_bound(exact, dtype)
+        bound += 2 * error_bound(step, dtype)
         total += step
     for adjustment in ledger.adjustments().values():
         total += adjustment

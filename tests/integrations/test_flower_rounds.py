@@ -107,7 +107,7 @@ def test_a_reply_of_a_client_that_was_forgotten_meanwhile_is_dropped() -> None:
     assert problems == [("a", "it was forgotten while its reply was under way")]
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), [1, 2]])
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 1e20, [1, 2]])
 def test_a_weight_that_is_none_is_refused(weight: object) -> None:
     sent = asked("a")
     replies = [replied(sent[0][0], [2, 2, 2], weight)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.conftest import error_bound
 
 from fastfedul import (
     ClientUpdate,
@@ -21,7 +22,7 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.history.codec import STORAGE_DTYPES, error_bound
+from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.ledger import WritableLedger
 from fastfedul.records import StorageDtype
 

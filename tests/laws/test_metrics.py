@@ -17,7 +17,6 @@ from fastfedul.evaluate.intervals import Proportion, mean_interval
 from fastfedul.evaluate.membership import membership, per_example_loss
 from fastfedul.evaluate.metrics import (
     accuracy,
-    attack_success,
     prediction_change,
     prediction_kl,
 )
@@ -175,19 +174,6 @@ def test_predictions_change_alike_both_ways_and_by_at_most_root_2(
     assert change == prediction_change(other, one)
     assert change.mean_distance is not None
     assert 0 <= change.mean_distance <= math.sqrt(2) * (1 + 1e-12)
-
-
-@law
-@given(scores=logits, target=st.integers(0, 3))
-def test_an_attack_on_other_classes_succeeds_as_often_as_the_target_is_predicted(
-    scores: Floats, target: int
-) -> None:
-    all_target = np.full(5, target)
-    assert attack_success(scores, target) == accuracy(scores, all_target)
-    assert attack_success(scores, target, (all_target + 1) % 4) == accuracy(
-        scores, all_target
-    )
-    assert attack_success(scores, target, all_target).total == 0
 
 
 @law

@@ -19,10 +19,19 @@ from fastfedul.reproduction.skew_cells import (
     AUTO,
     CLIENTS,
     SPLITS,
+    VALIDATED,
     combinations,
 )
 from fastfedul.reproduction.skew_page import skew_csv, skew_json, skew_markdown
-from fastfedul.reproduction.skew_summary import BY_HAND, impossible, judge, verdicts
+from fastfedul.reproduction.skew_summary import (
+    BY_HAND,
+    WAYS,
+    Judged,
+    Score,
+    impossible,
+    judge,
+    verdicts,
+)
 from fastfedul.reproduction.writing import write
 
 DRAWN = "8765a97d25d525b2"
@@ -107,12 +116,35 @@ def test_the_page_lists_every_loss_and_the_files_say_the_same(
     page = written[0].read_text("utf-8")
     losses = page.partition("## Where it loses")[2]
     assert losses.count("\n- ") == sum(not run.won for run in runs)
-    assert "Honest leavers (2 runs)" in page
+    assert "Honest leavers (2 runs, 1 setting; mean of the settings' means)" in page
     rows = list(csv.DictReader(io.StringIO(skew_csv(runs))))
     assert {row["model"] for row in rows} >= {"before", "retrained", "auto"}
     facts = json.loads(skew_json("smoke", 2, runs))
     assert len(facts["runs"]) == len(runs)
     assert facts["verdicts"][0]["label"] == AUTO
+
+
+def honest(setting: str, seed: int, gap: float) -> Judged:
+    """Return a run in which every way to forget costs so many points."""
+    mia_auc = 0.5 + gap / 100
+    own = {label: Score(0.9 - gap / 100, None, mia_auc) for label in (*WAYS, VALIDATED)}
+    scores = {
+        **own,
+        "before": Score(0.9, None, 0.5),
+        "retrained": Score(0.9, None, 0.5),
+    }
+    return Judged("digits", setting, "none", seed, scores, {}, None)
+
+
+def test_the_interval_of_honest_leavers_is_over_settings_and_not_over_seeds() -> None:
+    # Two settings, each the same with every seed: five seeds are no five witnesses.
+    runs = [honest("one", seed, 0.0) for seed in range(5)]
+    runs += [honest("two", seed, 2.0) for seed in range(3)]
+    page = skew_markdown("smoke", 5, runs, (), ())
+    assert "Honest leavers (8 runs, 2 settings; mean of the settings' means" in page
+    # Mean 1, standard error 1, and Student's t of one degree of freedom.
+    assert "`auto`: main accuracy 1.00 [-11.71 to 13.71] points below" in page
+    assert "membership inference 1.00 [-11.71 to 13.71] points above" in page
 
 
 def test_without_results_the_page_says_so(store: CellStore, tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def test_draws_and_dropouts_are_those_of_the_run(options: dict[str, object]) -> 
     )
 
 
+def test_a_round_of_forgotten_clients_alone_is_drawn_anew() -> None:
+    run = trained(per_round=1)
+    [target] = [update.client for update in run.ledger.updates_in(0)]
+    result = measured(Retrain(), run.request(target))
+    expected = retrain(run.prepared, run.workers, {target})
+    assert_same(result.model(run.ledger.final), expected)
+    # Somebody else trains in every round, also in those that were the client's.
+    assert result.client_calls == 3
+
+
 def test_a_run_of_which_only_a_sample_was_stored_can_be_retrained() -> None:
     run = trained(keep="uniform:2")
     expected = retrain(run.prepared, run.workers, {"client-0"})

@@ -1,8 +1,8 @@
-"""What models say: right answers, attacks that work, how far predictions moved.
+"""What models say: right answers, and how far predictions moved.
 
 Logits have one row per image and one column per class. A row predicts something only
 if its largest value is finite; otherwise, as when a model has diverged, it predicts no
-class: never right, never the attacker's target.
+class and is never right.
 """
 
 from __future__ import annotations
@@ -44,32 +44,6 @@ def accuracy(logits: Array, labels: Array) -> Proportion:
     scores = checked_logits(logits)
     right = predicted_classes(scores) == checked_labels(labels, scores)
     return Proportion(int(right.sum()), len(right))
-
-
-def attack_success(
-    logits: Array, target_label: int, true_labels: Array | None = None
-) -> Proportion:
-    """Return how many attacked images are taken for the attacker's target.
-
-    Args:
-        logits: Predictions for images that carry the trigger.
-        target_label: The class the attacker wants.
-        true_labels: What the images really show. Those of the target class are left
-            out, since calling them that is no success; without labels all count.
-
-    >>> logits = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
-    >>> attack_success(logits, 1, np.array([0, 1, 0]))
-    Proportion(successes=1, total=2)
-    """
-    scores = checked_logits(logits)
-    if not 0 <= target_label < scores.shape[1]:
-        raise InvalidInputError(
-            f"target label {target_label} is none of the {scores.shape[1]} classes"
-        )
-    hit = predicted_classes(scores) == target_label
-    if true_labels is not None:
-        hit = hit[checked_labels(true_labels, scores) != target_label]
-    return Proportion(int(hit.sum()), len(hit))
 
 
 def prediction_kl(reference_logits: Array, logits: Array) -> float | None:

@@ -84,7 +84,8 @@ def run_rounds(
         model: The model before the first of these rounds.
         stop: Number of the round to stop before.
         start: Number of the first round.
-        absent: Clients that are left out; their slots stay empty.
+        absent: Clients that are left out; their slots stay empty, and a round for
+            which nobody else was drawn is drawn anew.
         scales: What clients multiply their update by before they send it.
         select: Marks which updates are kept, and says whether the others count.
     """

@@ -1,4 +1,4 @@
-"""How a flat float32 vector is stored in fewer bytes, and how far off that may be.
+"""How a flat float32 vector is stored in fewer bytes.
 
 float16 and int8 work in blocks of 1,024 values with one float32 scale each, so that
 an update of size 1e-7 keeps its precision. Decoding float16 avoids NumPy's own
@@ -114,29 +114,6 @@ def decode_into(
         return
     np.copyto(out, values)
     _scale_blocks(out, scales)
-
-
-def decode(encoded: Encoded, dtype: StorageDtype) -> Flat:
-    """Return the decoded vector."""
-    out = np.empty(encoded.values.size, np.float32)
-    decode_into(encoded.values, encoded.scales, dtype, out)
-    return out
-
-
-def error_bound(vector: Flat, dtype: StorageDtype) -> Flat:
-    """Return, value by value, how far a decoded value may be from the original."""
-    if dtype == "float32":
-        return np.zeros_like(vector)
-    magnitude = np.abs(vector)
-    if dtype == "bfloat16":
-        return magnitude * np.float32(2.0**-8) + _SMALLEST_NORMAL
-    largest = np.abs(_in_blocks(vector)).max(axis=1)
-    largest = np.repeat(largest, SCALE_BLOCK)[: vector.size]
-    if dtype == "float16":
-        return magnitude * np.float32(2.0**-11) + np.maximum(
-            largest * np.float32(2.0**-38), _SMALLEST_NORMAL
-        )
-    return np.maximum(largest * np.float32(0.501 / 127), _SMALLEST_NORMAL)
 
 
 def _to_bfloat16(vector: Flat) -> Array:

@@ -39,11 +39,15 @@ def without(
 
     A dropped update has factor 0: what is not stored cannot be taken out. A round in
     which nobody else took part would not have happened, so everything is 0.
+
+    Raises:
+        UnlearnRefusedError: If others took part and no share is left for them.
     """
     if len(gone) == round_.num_updates:
         return 0.0, (0.0,) * len(gone)
     remaining = 1 - round_.removed_share
     left = remaining - sum(update.share for update in gone)
+    _check_left(left, round_)
     return remaining / left, tuple(-update.weight / left for update in gone)
 
 
@@ -159,9 +163,25 @@ def _entry_without(
 ) -> RoundEntry:
     num_updates = round_.num_updates - len(gone)
     removed = round_.removed_share + sum(update.share for update in gone)
+    if num_updates:
+        _check_left(1 - removed, round_)
     return replace(
         round_,
         num_updates=num_updates,
         removed_share=removed if num_updates else 1.0,
         step_norm=step_norm,
     )
+
+
+def _check_left(left: float, round_: RoundEntry) -> None:
+    """Refuse a round whose other clients have no share that could be told.
+
+    Recording refuses shares that are so far from a sum of 1; older ledgers may have
+    them.
+    """
+    if left <= 0:
+        raise UnlearnRefusedError(
+            f"the shares of the clients to forget leave {left:.3g} for the others in "
+            f"round {round_.index}, so what it would have been without them cannot be "
+            "told; retrain without them"
+        )

@@ -191,9 +191,21 @@ def _check_participants(
             raise InvalidInputError(
                 f"the keep probability of client {name} is {probability}"
             )
-    total = math.fsum(update.share for update in updates)
-    if abs(total - 1) > _SHARE_TOLERANCE:
-        raise InvalidInputError(f"the shares of the round sum to {total}, not to 1")
+    shares = [update.share for update in updates]
+    if abs(math.fsum(shares) - 1) > _SHARE_TOLERANCE:
+        raise InvalidInputError(
+            f"the shares of the round sum to {math.fsum(shares)}, not to 1"
+        )
+    # Else, without some clients, 1 minus their shares could be 0 or less and stand for
+    # the shares of the others. The sum is taken with -1 in it, lest it round to 1.
+    gap = abs(math.fsum([*shares, -1.0]))
+    smallest = min(updates, key=lambda update: update.share)
+    if gap > smallest.share / 2:
+        raise InvalidInputError(
+            f"the shares of the round are {gap:.3g} away from a sum of 1, and that of "
+            f"client {smallest.client!r:.80} is only {smallest.share:.3g}; give exact "
+            "shares, or leave it out of the round"
+        )
 
 
 def _check_summable(round_: Round, updates: list[ClientUpdate]) -> list[ClientUpdate]:

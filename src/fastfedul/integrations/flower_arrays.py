@@ -21,6 +21,8 @@ from fastfedul.history.recording import LARGEST_NORM
 from fastfedul.params import Array, Flat, Params, norm
 from fastfedul.records import ClientId, Model
 
+# Beside larger weights the shares of the others would be lost to rounding.
+_LEAST, _MOST = 1e-4, 1e10
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """How the names of arrays end that a network keeps but does not learn."""
 
@@ -124,7 +126,7 @@ def read_reply(
         )
     [metrics] = content.metric_records.values()
     weight = metrics.get(weight_key)
-    if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+    if not isinstance(weight, int | float) or not _LEAST <= weight <= _MOST:
         raise UnusableReplyError(f"its {weight_key} is {weight!r:.40}, no weight")
     [record] = content.array_records.values()
     try:

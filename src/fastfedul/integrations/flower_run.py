@@ -215,6 +215,17 @@ class RecordedRun:
                 f"the ledger at {self.path} stores {found.update_dtype}; go on with "
                 f'store="{found.update_dtype}" or choose another folder'
             )
+        # The other way round is a ledger that was compacted: it goes on with sums.
+        if wanted.keep.policy == "sums" and found.history != "sums":
+            raise LedgerError(
+                f"the ledger at {self.path} keeps rounds, not sums; run `fastfedul "
+                f"ledger compact {self.path}` first, or go on with another keep"
+            )
+        if wanted.keep.use == "aggregate" and found.history == "sums":
+            raise LedgerError(
+                f"the ledger at {self.path} keeps sums, which are over all updates; go "
+                'on with keep_use="store" or choose another folder'
+            )
         same = found.layout == initial.params.layout
         if not same or set(initial.buffers) != set(self.model.buffers):
             raise LedgerError(

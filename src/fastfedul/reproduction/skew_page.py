@@ -124,14 +124,9 @@ def _honest(runs: Sequence[Judged]) -> str:
         return ""
     said = []
     for label in (AUTO, VALIDATED):
-        gaps = mean_interval([run.main_gap(label) for run in honest])
-        aucs = [
-            100 * (own - again)
-            for run in honest
-            if (own := run.scores[label].mia_auc) is not None
-            and (again := run.scores[RETRAINED].mia_auc) is not None
-        ]
-        member = mean_interval(aucs) if aucs else None
+        gaps = _over_settings(honest, [run.main_gap(label) for run in honest])
+        member = _over_settings(honest, [_auc_gap(run, label) for run in honest])
+        assert gaps is not None
         said.append(
             f"`{label}`: main accuracy {_with_interval(gaps)} points below retraining"
             + (
@@ -140,7 +135,36 @@ def _honest(runs: Sequence[Judged]) -> str:
                 else ""
             )
         )
-    return f"Honest leavers ({len(honest)} runs): " + "; ".join(said) + "."
+    num_settings = len({(run.data, run.setting) for run in honest})
+    head = (
+        f"Honest leavers ({len(honest)} runs, {num_settings} "
+        f"setting{'s' * (num_settings > 1)}; mean of the settings' means"
+        f"{', with its 95 % interval over the settings' * (num_settings > 1)}): "
+    )
+    return head + "; ".join(said) + "."
+
+
+def _over_settings(
+    runs: Sequence[Judged], values: Sequence[float | None]
+) -> Mean | None:
+    """Return the mean over the settings of their means; None without values.
+
+    The seeds of a setting differ less from each other than settings do, so an interval
+    over single runs would be too narrow for a setting that is not among them.
+    """
+    by_setting: dict[tuple[str, str], list[float]] = {}
+    for run, value in zip(runs, values, strict=True):
+        if value is not None:
+            by_setting.setdefault((run.data, run.setting), []).append(value)
+    if not by_setting:
+        return None
+    return mean_interval([mean(own) for own in by_setting.values()])
+
+
+def _auc_gap(run: Judged, label: str) -> float | None:
+    """Return how much the AUC of membership is above retraining, in points."""
+    own, again = run.scores[label].mia_auc, run.scores[RETRAINED].mia_auc
+    return None if own is None or again is None else 100 * (own - again)
 
 
 def _with_interval(found: Mean) -> str:

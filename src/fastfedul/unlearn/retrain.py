@@ -5,8 +5,9 @@ Ma, Yang Yang, Chen Wang, Jiangchuan Liu: "FedEraser: Enabling Efficient Client-
 Data Removal from Federated Learning Models", IWQoS 2021.
 
 Split, draws, order of examples and first model are those of the run; the slots of the
-forgotten clients stay empty and nobody takes their place. So the answer is the very
-model of a run in which they never answered.
+forgotten clients stay empty. Only a round for which nobody else was drawn is drawn
+anew, as training does when everybody drops out. So the answer is the very model of a
+run in which they never answered.
 """
 
 from __future__ import annotations

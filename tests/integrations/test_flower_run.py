@@ -1,0 +1,80 @@
+"""The ledger of a run under Flower: what an existing one is gone on with, and how."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if os.environ.get("CI") != "true":
+    pytest.importorskip("flwr", reason="needs the extra flower")
+
+from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
+from fastfedul.errors import LedgerError
+from fastfedul.integrations.flower_arrays import buffer_rule, to_record
+from fastfedul.integrations.flower_rounds import RoundSettings
+from fastfedul.integrations.flower_run import Answering, RecordedRun
+from fastfedul.records import KeepUse
+from fastfedul.unlearn.fast_fedul import FastFedUL
+
+START = Model(Params.of({"w": np.zeros(3, np.float32)}))
+
+
+def go_on(path: Path, keep: str, use: KeepUse = "store") -> None:
+    """Record one more round of `a` and `b`."""
+    settings = RoundSettings.parse(
+        aggregation="mean",
+        keep=keep,
+        keep_use=use,
+        store="float32",
+        min_clients=1,
+        max_norm_ratio=1000.0,
+        weight_key="num-examples",
+        seed=0,
+    )
+    answering = Answering(
+        method=FastFedUL(), erase=True, certificates=path / "certificates", key=None
+    )
+    run = RecordedRun(path, settings, answering, buffer_rule(None))
+    run.open(to_record(START, ("w",)))
+    delta = Params.of({"w": np.ones(3, np.float32)})
+    updates = (ClientUpdate("a", 0.5, delta), ClientUpdate("b", 0.5, delta))
+    try:
+        run.append(settings.keep(Round(run.num_rounds, updates)))
+    finally:
+        run.close()
+
+
+def test_a_ledger_of_rounds_does_not_go_on_with_sums(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    go_on(path, "all")
+    with pytest.raises(LedgerError, match=f"`fastfedul ledger compact {path}` first"):
+        go_on(path, "sums")
+    go_on(path, "all")
+    with DiskLedger(path) as ledger:
+        assert [update.kept for update in ledger.updates_of("a")] == [True, True]
+
+
+@pytest.mark.parametrize("keep", ["all", "sums", "uniform:1"])
+def test_a_compacted_ledger_goes_on_with_sums_whatever_is_kept(
+    keep: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    go_on(path, "all")
+    with DiskLedger(path) as ledger:
+        ledger.compact()
+    go_on(path, keep)
+    with DiskLedger(path) as ledger:
+        assert (ledger.num_rounds, ledger.settings.history) == (2, "sums")
+        assert all(update.summed for update in ledger.updates_of("a"))
+
+
+def test_a_ledger_of_sums_does_not_go_on_with_a_sample_in_the_model(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger"
+    go_on(path, "sums")
+    with pytest.raises(LedgerError, match=r'go on with keep_use="store"'):
+        go_on(path, "uniform:1", "aggregate")
