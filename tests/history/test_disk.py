@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import safetensors
 from safetensors.numpy import load_file
-from tests.conftest import through
 
 from fastfedul import (
     ClientUpdate,
@@ -134,6 +133,9 @@ def path(tmp_path: Path) -> Path:
 def test_vectors_come_back_as_their_storage_dtype_has_them(
     dtype: StorageDtype, size: int, tmp_path: Path
 ) -> None:
+    # Not above: this file is also run as a program, and knows no tests there.
+    from tests.conftest import through
+
     layout = Layout.of({"w": np.zeros(size)})
     with DiskLedger.create(
         tmp_path / "ledger",

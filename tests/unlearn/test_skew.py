@@ -220,7 +220,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         COORDINATE(UnlearnRequest(ledger, frozenset({"a"})))
     with pytest.raises(InvalidInputError, match="skew is scalar, coordinate or none"):
         FastFedUL(skew="curved")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="spread is 0 or more"):
+    with pytest.raises(InvalidInputError, match="spread is from 0 to"):
         FastFedUL(skew="coordinate", spread=-1)
 
 
