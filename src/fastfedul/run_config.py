@@ -258,7 +258,8 @@ def parse_bytes(text: str) -> int:
         )
     value = int(float(found[1]) * _UNITS[found[2].lower()])
     if not 1 <= value < 2**63:
-        raise InvalidInputError(f"the budget {text!r:.40} is no size of a disk")
+        choose = "more" if value < 1 else "less"
+        raise InvalidInputError(f"the budget is {text!r:.40}; choose {choose}")
     return value
 
 
