@@ -259,6 +259,9 @@ def test_an_option_without_effect_is_refused(
     one_line(run("forget", ledger, "ann", *options, code=1))
 
 
+@pytest.mark.skipif(
+    not Path("/dev/full").is_char_device(), reason="needs /dev/full, which Linux has"
+)
 def test_output_that_cannot_be_written_gets_one_line(ledger: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -212,6 +212,15 @@ def test_a_sweep_gives_what_single_calls_give() -> None:
         assert (result.choice is None) == (spread is not None)
 
 
+def test_a_recursion_that_chooses_uses_what_it_says_it_chose() -> None:
+    request = UnlearnRequest(memory(rounds_of(9)), frozenset({"a"}))
+    method = FastFedUL(spread=0.5, recursion=True)
+    [found] = method.sweep_spreads(request, [None])
+    [same] = method.sweep_spreads(request, [found.spread])
+    assert found.choice is not None
+    assert np.array_equal(found.delta.flat, same.delta.flat)
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     ledger = MemoryLedger.create(Model(Params.zeros(LAYOUT)), aggregation="median")
     for round_ in rounds_of(1, everybody=True)[:1]:

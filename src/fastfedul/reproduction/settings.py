@@ -1,9 +1,10 @@
 """How the runs are trained, how strong the attacks are, and the methods' settings.
 
-All of it was chosen on other seeds (100 and above) than those that are reported: from
-two to five candidates for each method, the one whose main accuracy and backdoor
-together are nearest to retraining (MNIST: edge-case, CIFAR-10: pixel, retinal scans:
-edge-case; seed 100). What is not named here stayed as usual.
+All of it was chosen on other seeds (100 and above) than those that are reported: of the
+candidates that were tried, the one whose main accuracy and backdoor together are
+nearest to retraining (MNIST: edge-case, CIFAR-10: pixel, retinal scans: edge-case; seed
+100).
+What is not named here stayed as usual; docs/results/README.md says what was tried.
 """
 
 from __future__ import annotations

@@ -166,8 +166,7 @@ class FastFedUL:
 
         Args:
             request: Whom to forget.
-            spreads: Each a number, or None to choose one from the history; with
-                recursion each a number.
+            spreads: Each a number, or None to choose one from the history.
 
         Raises:
             UnlearnRefusedError: If the aggregation is no weighted mean, or too little
@@ -192,12 +191,20 @@ class FastFedUL:
             warnings = judge(coverage, self.minimum_coverage)
             terms = terms_of(ledger, removal, rounds)
             final = ledger.final
+            choices = [
+                choose_spread(terms, self.persistence) if spread is None else None
+                for spread in spreads
+            ]
+            values = [
+                choice.value if choice else spread or 0.0
+                for choice, spread in zip(choices, spreads, strict=True)
+            ]
             # A recursion reads on, and must see the same history.
             recursions = [
                 recursive_difference(
-                    ledger, removal, len(rounds), terms, spread or 0.0, self.persistence
+                    ledger, removal, len(rounds), terms, value, self.persistence
                 )
-                for spread in (spreads if self.recursion else ())
+                for value in (values if self.recursion else ())
             ]
         everything = coverage_of(removal.asked)
         undamped = _bound(
@@ -207,11 +214,8 @@ class FastFedUL:
             _lipschitz(ledger, rounds),
         )
 
-        def result(place: int, spread: float | None) -> Removal:
-            choice = None
-            if spread is None:
-                choice = choose_spread(terms, self.persistence)
-                spread = choice.value
+        def result(place: int) -> Removal:
+            spread, choice = values[place], choices[place]
             if self.recursion:
                 difference = recursions[place]
             else:
@@ -237,7 +241,7 @@ class FastFedUL:
                 warnings=(*warnings, *terms.notes, *_about(final)),
             )
 
-        return (result(place, spread) for place, spread in enumerate(spreads))
+        return (result(place) for place in range(len(spreads)))
 
     def sweep(
         self, request: UnlearnRequest, dampings: Sequence[float | Sequence[float]]
