@@ -300,7 +300,10 @@ def _why_not(
             return f"entry {other.number} of the log adjusted the same round"
         if at is None or "method" not in details:
             return "the log does not say by which method, or at which round"
-        if details.get("skew") == "coordinate" and at != ledger.num_rounds:
+        if (
+            details.get("skew") in ("coordinate", "direction")
+            and at != ledger.num_rounds
+        ):
             return "running sums of that time are not to be had any more"
     return None
 

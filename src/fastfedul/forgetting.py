@@ -87,6 +87,12 @@ SETTINGS = ("skew", "damping", "damped", "spread", "persistence", "recursion")
 
 def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
     """Return the settings that made a difference, as JSON values."""
+    if result.skew == "direction":
+        return {
+            "skew": result.skew,
+            "spread": result.spread,
+            "choice": asdict(result.choice) if result.choice else None,
+        }
     if result.skew == "coordinate":
         return {
             "skew": result.skew,

@@ -108,6 +108,22 @@ def test_skew_can_be_taken_per_coordinate(ledger: Path) -> None:
         assert opened.events()[-1].details["skew"] == "coordinate"
 
 
+def test_skew_can_be_taken_per_direction(ledger: Path) -> None:
+    undamped = run_json("forget", ledger, "cyd", "--skew", "none", "--dry-run")
+    found = run_json("forget", ledger, "cyd", "--skew", "direction", "--dry-run")
+    assert (found["skew"], found["spread"], found["choice"]) == ("direction", 0.2, None)
+    assert 0 < found["delta_norm"] < undamped["delta_norm"]
+    assert found["bytes_read"] > undamped["bytes_read"]
+    text = " ".join(run("forget", ledger, "cyd", "--skew", "direction").stdout.split())
+    assert "per direction, spread 0.2" in text
+    with LedgerReader(ledger) as opened:
+        assert opened.events()[-1].details["skew"] == "direction"
+    wrong = ("--skew", "direction", "--persistence", 2)
+    assert "belong to skew coordinate" in one_line(
+        run("forget", ledger, "ann", *wrong, code=1)
+    )
+
+
 def test_by_default_the_damping_chooses_itself_and_says_so(ledger: Path) -> None:
     found = run_json("forget", ledger, "ann", "--dry-run")
     assert found["skew"] == "coordinate"

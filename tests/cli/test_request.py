@@ -224,12 +224,13 @@ def test_a_broken_key_stops_everything_before_anything_is_forgotten(
     assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
 
 
+@pytest.mark.parametrize("skew", ["coordinate", "direction"])
 def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
-    ledger: Path, tmp_path: Path
+    ledger: Path, tmp_path: Path, skew: str
 ) -> None:
     assert run_json("forget", ledger, "bob", "--dry-run")["certificate"] is None
     assert not (ledger / "certificates").exists()
-    found = run_json("forget", ledger, "bob", "--skew", "coordinate")
+    found = run_json("forget", ledger, "bob", "--skew", skew)
     assert found["signed"] is False
     assert found["certificate"] == str(ledger / "certificates" / "event-1.json")
     checks = run_json("verify", found["certificate"])["checks"]

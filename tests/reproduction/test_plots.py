@@ -15,8 +15,9 @@ from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
 from fastfedul.reproduction.plots import plots_of
 from fastfedul.reproduction.settings import SCALES, Scale
 from fastfedul.reproduction.summary import summarize
+from fastfedul.reproduction.writing import OURS
 
-OF_THE_PAPER = [name for name in EXPERIMENTS if name != "skew"]
+OF_THE_PAPER = [name for name in EXPERIMENTS if name not in OURS]
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 

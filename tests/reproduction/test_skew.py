@@ -1,4 +1,4 @@
-"""The evidence for skew per coordinate: the draw, the verdicts and the page."""
+"""The evidence for our dampings: the draw, the verdicts and the pages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fastfedul.reproduction.skew_cells import (
     ATTACKS,
     AUTO,
     CLIENTS,
+    DIRECTED,
     SPLITS,
     VALIDATED,
     combinations,
@@ -25,7 +26,7 @@ from fastfedul.reproduction.skew_cells import (
 from fastfedul.reproduction.skew_page import skew_csv, skew_json, skew_markdown
 from fastfedul.reproduction.skew_summary import (
     BY_HAND,
-    WAYS,
+    PAPER,
     Judged,
     Score,
     impossible,
@@ -58,12 +59,17 @@ def test_every_attack_and_split_is_there_on_digits() -> None:
     assert {one.leavers for one in drawn} == {1, 4}
 
 
-def test_runs_are_what_a_setting_says_and_have_no_seed_of_the_development() -> None:
-    for line in lines_of("skew", "standard", 5):
+@pytest.mark.parametrize("name", ["skew", "direction"])
+def test_runs_are_what_a_setting_says_and_have_no_seed_of_the_development(
+    name: str,
+) -> None:
+    for line in lines_of(name, "standard", 5):
         for cell in line.cells:
             run = cell.run
             assert run.clients == CLIENTS
-            assert run.seed < 5
+            # On digits the first five were used up by skew per coordinate.
+            fresh = name == "direction" and line.data == "digits"
+            assert run.seed in (range(5, 10) if fresh else range(5))
             leavers = len(run.poisoning.attackers) or cell.leavers
             assert f"{leavers} of {CLIENTS}" in line.partition
             drawn = run.per_round or CLIENTS
@@ -102,15 +108,16 @@ def test_a_run_with_a_missing_or_impossible_cell_is_not_judged(fill: Fill) -> No
     assert len(runs) == 2 * len(combinations("smoke")) - 2
     [said] = impossible(lines, store)
     assert said.endswith("seed 1: nothing to poison")
-    assert said in skew_markdown("smoke", 2, runs, [said], ())
+    assert said in skew_markdown("skew", "smoke", 2, runs, [said], ())
 
 
+@pytest.mark.parametrize(("name", "lead"), [("skew", AUTO), ("direction", DIRECTED)])
 def test_the_page_lists_every_loss_and_the_files_say_the_same(
-    fill: Fill, tmp_path: Path
+    fill: Fill, tmp_path: Path, name: str, lead: str
 ) -> None:
-    lines = lines_of("skew", "smoke", 2)
+    lines = lines_of(name, "smoke", 2)
     store = fill(lines)
-    written = write("skew", "smoke", lines, store, tmp_path / "out")
+    written = write(name, "smoke", lines, store, tmp_path / "out")
     assert [path.suffix for path in written] == [".md", ".csv", ".json", ".svg"]
     runs = judge(lines, store)
     page = written[0].read_text("utf-8")
@@ -118,18 +125,20 @@ def test_the_page_lists_every_loss_and_the_files_say_the_same(
     assert losses.count("\n- ") == sum(not run.won for run in runs)
     assert "Honest leavers (2 runs, 1 setting; mean of the settings' means)" in page
     rows = list(csv.DictReader(io.StringIO(skew_csv(runs))))
-    assert {row["model"] for row in rows} >= {"before", "retrained", "auto"}
-    facts = json.loads(skew_json("smoke", 2, runs))
+    assert {row["model"] for row in rows} >= {"before", "retrained", lead}
+    facts = json.loads(skew_json(name, "smoke", 2, runs))
     assert len(facts["runs"]) == len(runs)
-    assert facts["verdicts"][0]["label"] == AUTO
+    assert facts["verdicts"][0]["label"] == lead
+    assert all(run.lead == lead for run in runs)
 
 
 def honest(setting: str, seed: int, gap: float) -> Judged:
     """Return a run in which every way to forget costs so many points."""
     mia_auc = 0.5 + gap / 100
-    own = {label: Score(0.9 - gap / 100, None, mia_auc) for label in (*WAYS, VALIDATED)}
+    own = Score(0.9 - gap / 100, None, mia_auc)
+    labels = (AUTO, VALIDATED, PAPER, BY_HAND["scalar"])
     scores = {
-        **own,
+        **dict.fromkeys(labels, own),
         "before": Score(0.9, None, 0.5),
         "retrained": Score(0.9, None, 0.5),
     }
@@ -140,7 +149,7 @@ def test_the_interval_of_honest_leavers_is_over_settings_and_not_over_seeds() ->
     # Two settings, each the same with every seed: five seeds are no five witnesses.
     runs = [honest("one", seed, 0.0) for seed in range(5)]
     runs += [honest("two", seed, 2.0) for seed in range(3)]
-    page = skew_markdown("smoke", 5, runs, (), ())
+    page = skew_markdown("skew", "smoke", 5, runs, (), ())
     assert "Honest leavers (8 runs, 2 settings; mean of the settings' means" in page
     # Mean 1, standard error 1, and Student's t of one degree of freedom.
     assert "`auto`: main accuracy 1.00 [-11.71 to 13.71] points below" in page

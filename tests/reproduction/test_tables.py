@@ -13,8 +13,9 @@ from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
 from fastfedul.reproduction.settings import SCALES, Scale
 from fastfedul.reproduction.summary import summarize
 from fastfedul.reproduction.tables import CSV_COLUMNS, to_csv, to_markdown
+from fastfedul.reproduction.writing import OURS
 
-OF_THE_PAPER = [name for name in EXPERIMENTS if name != "skew"]
+OF_THE_PAPER = [name for name in EXPERIMENTS if name not in OURS]
 
 Build = Callable[..., Line]
 Fill = Callable[..., CellStore]

@@ -227,7 +227,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         ledger.append(round_)
     with pytest.raises(UnlearnRefusedError, match="needs weighted means"):
         COORDINATE(UnlearnRequest(ledger, frozenset({"a"})))
-    with pytest.raises(InvalidInputError, match="skew is scalar, coordinate or none"):
+    with pytest.raises(InvalidInputError, match="skew is scalar, coordinate, direct"):
         FastFedUL(skew="curved")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="spread is from 0 to"):
         FastFedUL(skew="coordinate", spread=-1)

@@ -61,8 +61,9 @@ def forget_clients(
     spread: Annotated[
         float | None,
         typer.Option(
-            help="With coordinate: how strongly to damp values on which clients "
-            "differ. Chosen from the history if not given.",
+            help="With coordinate or direction: how strongly to damp values on which "
+            "clients differ. If not given, coordinate chooses it from the history, "
+            "and direction takes 0.2.",
             show_default=False,
         ),
     ] = None,
@@ -333,6 +334,8 @@ def _skew(facts: dict[str, Any]) -> str:
         return "not taken into account"
     if facts["skew"] == "scalar":
         return f"damping {facts['damping']:g}{_chosen(facts)}"
+    if facts["skew"] == "direction":
+        return f"per direction, spread {facts['spread']:g}{_chosen(facts)}"
     return (
         f"per coordinate, spread {facts['spread']:g}{_chosen(facts)}, persistence "
         f"{facts['persistence']:g}"

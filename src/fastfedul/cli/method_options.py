@@ -26,9 +26,11 @@ SkewName = Annotated[
     typer.Option(
         help="How the others' training is thought to have reacted. scalar: by the "
         "damping in every round, as in the paper. coordinate: each value of the "
-        "model by what the history says about it. none: not at all. By default "
-        "coordinate, and scalar with a number for the damping.",
-        metavar="scalar|coordinate|none",
+        "model by what the history says about it. direction: mostly along the "
+        "directions in which the others' updates differ, which reads all updates and "
+        "takes longer. none: not at all. By default coordinate, and scalar with a "
+        "number for the damping.",
+        metavar="scalar|coordinate|direction|none",
         show_default=False,
     ),
 ]

@@ -187,6 +187,14 @@ def _skew(scale: Scale, num_seeds: int) -> list[Line]:
     ]
 
 
+def _direction(scale: Scale, num_seeds: int) -> list[Line]:
+    return [
+        Line(combination.data, combination.attack, label, cells, combination.name)
+        for combination in combinations(scale)
+        for label, cells in cells_of(scale, combination, num_seeds, directions=True)
+    ]
+
+
 def _history(scale: Scale, num_seeds: int) -> list[Line]:
     """Return lines that differ in what the server keeps."""
     small = scale == "smoke"
@@ -225,6 +233,7 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "sampling": _sampling,
     "criteria": _criteria,
     "skew": _skew,
+    "direction": _direction,
     "history": _history,
 }
 """Name to a function of scale and number of seeds."""

@@ -1,9 +1,11 @@
-"""The runs on which skew per coordinate is judged, drawn before any was scored.
+"""The runs on which our dampings are judged, drawn before any was scored.
 
 Attack, split, how many clients are drawn for a round and how many are forgotten make 64
 combinations. A draw with a fixed seed takes some of them for each data set: for digits
 one of every attack and split, for the others a few. What was looked at while the method
-was made has other seeds, from 100 on (docs/results/skew-protocol.md).
+was made has other seeds, from 100 on (docs/results/skew-protocol.md). Skew per
+direction was made when skew per coordinate had been scored, so on digits, where that
+had been done, it has seeds of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ ATTACKS = ("edge-case", "pixel", "label-flip", "none")
 SPLITS = ("iid", "dirichlet:0.5", "dirichlet:0.1", "level:4")
 CLIENTS = 20
 SCALAR, COORDINATE, RECURSION = "scalar", "coordinate", "recursion"
-AUTO, VALIDATED = "auto", "validated"
-CURVES = (SCALAR, COORDINATE, RECURSION)
+DIRECTION = "direction"
+AUTO, VALIDATED, DIRECTED = "auto", "validated", "direction, as it is"
+CURVES = (SCALAR, COORDINATE, RECURSION, DIRECTION)
 _DRAW = 20_261_116
 _COUNTS = {"mnist": 5, "cifar10": 3, "oct": 3}
 _SEEDS = {"digits": 5, "mnist": 3, "cifar10": 2, "oct": 2}
+_FRESH_SEED = {"digits": 5}
 _IMAGES = 10_000
 
 
@@ -110,9 +114,16 @@ def config_of(scale: Scale, combination: Combination, seed: int) -> RunConfig:
 
 
 def cells_of(
-    scale: Scale, combination: Combination, num_seeds: int
+    scale: Scale, combination: Combination, num_seeds: int, *, directions: bool = False
 ) -> Iterator[tuple[str, tuple[Cell, ...]]]:
-    """Return the cells of each line of a setting, by its label, a cell per seed."""
+    """Return the cells of each line of a setting, by its label, a cell per seed.
+
+    Args:
+        scale: How large.
+        combination: The setting.
+        num_seeds: At most so many seeds.
+        directions: Whether skew per direction is judged, too, on seeds of its own.
+    """
     kinds: dict[str, tuple[str, dict[str, Any], Kind]] = {
         BEFORE: (BEFORE, {}, "model"),
         RETRAINED: (RETRAINED, {}, "model"),
@@ -134,8 +145,17 @@ def cells_of(
             "curve",
         ),
     }
+    first = 0
+    if directions:
+        kinds[DIRECTED] = ("fast-fedul", {"skew": "direction"}, "model")
+        kinds[DIRECTION] = (
+            "fast-fedul",
+            {"skew": "direction", "values": list(TRIED_SPREADS)},
+            "curve",
+        )
+        first = _FRESH_SEED.get(combination.data, 0) if scale == "standard" else 0
     seeds = range(min(num_seeds, _SEEDS[combination.data]))
-    runs = [config_of(scale, combination, seed) for seed in seeds]
+    runs = [config_of(scale, combination, first + seed) for seed in seeds]
     for label, (method, settings, kind) in kinds.items():
         yield (
             label,

@@ -1,4 +1,4 @@
-"""The page on skew per coordinate: verdicts, every setting, and every loss."""
+"""The pages on our dampings: verdicts, every setting, and every loss."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from fastfedul.evaluate.intervals import Mean, mean_interval
 from fastfedul.report.wording import NOTHING, tidy
 from fastfedul.reproduction.cells import BEFORE, RETRAINED
 from fastfedul.reproduction.settings import Scale
-from fastfedul.reproduction.skew_cells import AUTO, SCALAR, VALIDATED
+from fastfedul.reproduction.skew_cells import AUTO, DIRECTED, SCALAR, VALIDATED
 from fastfedul.reproduction.skew_summary import (
     BY_HAND,
-    WAYS,
+    PAPER,
     Judged,
     mean,
     verdicts,
+    ways,
 )
 
-_ABOUT = (
-    "The difference is damped per coordinate, as strongly as the history says (`auto`) "
-    "or as the server's own clean images say (`validated`), beside the paper's scalar. "
+_TITLES = {"skew": "Skew per coordinate", "direction": "Skew per direction"}
+_ABOUT = {
+    "skew": "The difference is damped per coordinate, as strongly as the history says "
+    "(`auto`) or as the server's own clean images say (`validated`), beside the "
+    "paper's scalar.",
+    "direction": "The difference is damped along the directions in which the staying "
+    "clients' updates differ, with nothing to choose (`direction, as it is`), beside "
+    "skew per coordinate (`auto`, `validated`) and the paper's scalar.",
+}
+_HOW = (
     "`best by hand` is the constant of each run's curve that comes nearest to "
     "retraining: nobody can choose it without knowing the answer. Gaps are in points "
     "of a hundred: main accuracy below retraining, backdoor above it. The runs were "
@@ -33,6 +41,7 @@ _ABOUT = (
 
 
 def skew_markdown(
+    name: str,
     scale: Scale,
     num_seeds: int,
     runs: Sequence[Judged],
@@ -40,8 +49,11 @@ def skew_markdown(
     pictures: Sequence[str],
 ) -> str:
     """Return the page."""
-    command = f"fastfedul reproduce skew --scale {scale} --seeds {num_seeds} --out DIR"
-    parts = ["# Skew per coordinate", f"{_ABOUT} `{command}` gives this page."]
+    command = (
+        f"fastfedul reproduce {name} --scale {scale} --seeds {num_seeds} --out DIR"
+    )
+    about = f"{_ABOUT[name]} {_HOW} `{command}` gives this page."
+    parts = [f"# {_TITLES[name]}", about]
     if not runs:
         return "\n\n".join([*parts, "No run has all its results yet."]) + "\n"
     parts += [f"## All {len(runs)} runs", _verdict_table(runs), _honest(runs)]
@@ -70,10 +82,10 @@ def skew_csv(runs: Sequence[Judged]) -> str:
     return text.getvalue()
 
 
-def skew_json(scale: Scale, num_seeds: int, runs: Sequence[Judged]) -> str:
+def skew_json(name: str, scale: Scale, num_seeds: int, runs: Sequence[Judged]) -> str:
     """Return everything as JSON."""
     facts = {
-        "name": "skew",
+        "name": name,
         "scale": scale,
         "seeds": num_seeds,
         "software": version("fastfedul"),
@@ -108,7 +120,9 @@ def _verdict_table(runs: Sequence[Judged]) -> str:
 
 
 def _setting_table(runs: Sequence[Judged]) -> str:
-    shown = (BEFORE, RETRAINED, *WAYS[:3], BY_HAND[SCALAR])
+    known = ways(runs)
+    ours = [label for label in (DIRECTED, AUTO, VALIDATED) if label in known]
+    shown = (BEFORE, RETRAINED, *ours, PAPER, BY_HAND[SCALAR])
     rows = []
     for setting in dict.fromkeys(run.setting for run in runs):
         own = [run for run in runs if run.setting == setting]
@@ -123,7 +137,9 @@ def _honest(runs: Sequence[Judged]) -> str:
     if not honest:
         return ""
     said = []
-    for label in (AUTO, VALIDATED):
+    for label in ways(honest):
+        if label not in (DIRECTED, AUTO, VALIDATED):
+            continue
         gaps = _over_settings(honest, [run.main_gap(label) for run in honest])
         member = _over_settings(honest, [_auc_gap(run, label) for run in honest])
         assert gaps is not None
@@ -178,13 +194,14 @@ def _with_interval(found: Mean) -> str:
 def _losses(runs: Sequence[Judged]) -> str:
     lost = sorted(
         (run for run in runs if not run.won),
-        key=lambda run: run.distance(BY_HAND[SCALAR]) - run.distance(AUTO),
+        key=lambda run: run.distance(BY_HAND[SCALAR]) - run.distance(run.lead),
     )
     if not lost:
-        return "Nowhere: `auto` is always as near as the paper's best damping."
+        lead = runs[0].lead
+        return f"Nowhere: `{lead}` is always as near as the paper's best damping."
     said = [
         f"{run.data}, {run.setting}, seed {run.seed}: {_reason(run)} "
-        f"(together {run.distance(AUTO):.1f} points, scalar by hand "
+        f"(together {run.distance(run.lead):.1f} points, scalar by hand "
         f"{run.distance(BY_HAND[SCALAR]):.1f})"
         for run in lost
     ]
@@ -192,8 +209,10 @@ def _losses(runs: Sequence[Judged]) -> str:
 
 
 def _reason(run: Judged) -> str:
-    main, backdoor = run.main_gap(AUTO), run.backdoor_gap(AUTO) or 0.0
-    spread = f"spread {run.chosen:g}" if run.chosen is not None else "the spread"
+    main, backdoor = run.main_gap(run.lead), run.backdoor_gap(run.lead) or 0.0
+    spread = "it"
+    if run.lead == AUTO:
+        spread = f"spread {run.chosen:g}" if run.chosen is not None else "the spread"
     if abs(main) >= abs(backdoor):
         side = "costs" if main > 0 else "keeps more accuracy than retraining:"
         return f"{spread} {side} {abs(main):.1f} points of main accuracy"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastfedul.report.drawing import FAINT, INK
 from fastfedul.reproduction.cells import BEFORE, RETRAINED
 from fastfedul.reproduction.plot_style import COLOURS, label_percent, render
-from fastfedul.reproduction.skew_cells import AUTO, CURVES, VALIDATED
+from fastfedul.reproduction.skew_cells import AUTO, CURVES, DIRECTED, VALIDATED
 from fastfedul.reproduction.skew_summary import Judged, mean
 
 if TYPE_CHECKING:
@@ -22,16 +22,17 @@ _POINTS = {
     RETRAINED: (INK, "*"),
     AUTO: (COLOURS[1], "o"),
     VALIDATED: (COLOURS[3], "D"),
+    DIRECTED: (COLOURS[5], "P"),
 }
 
 
-def skew_plots(runs: Sequence[Judged]) -> dict[str, str]:
+def skew_plots(name: str, runs: Sequence[Judged]) -> dict[str, str]:
     """Return a plot for each data set with attacked runs, by the stem of its file."""
     found = {}
     attacked = [run for run in runs if run.attack != "none"]
     for data in dict.fromkeys(run.data for run in attacked):
         own = [run for run in attacked if run.data == data]
-        stem = f"skew-{data}"
+        stem = f"{name}-{data}"
         found[stem] = _draw(stem, f"Forgetting: the whole trade-off, {data}", own)
     return found
 
@@ -55,6 +56,8 @@ def _draw(stem: str, title: str, runs: Sequence[Judged]) -> str:
 
 def _panel(axes: Axes, setting: str, runs: Sequence[Judged]) -> None:
     for number, family in enumerate(CURVES):
+        if family not in runs[0].curves:
+            continue
         places = range(len(runs[0].curves[family]))
         main = [mean(run.curves[family][i][1] for run in runs) for i in places]
         left = [mean(run.curves[family][i][2] or 0.0 for run in runs) for i in places]
@@ -62,11 +65,13 @@ def _panel(axes: Axes, setting: str, runs: Sequence[Judged]) -> None:
             left,
             main,
             label=family,
-            color=(COLOURS[0], COLOURS[2], COLOURS[4])[number],
+            color=(COLOURS[0], COLOURS[2], COLOURS[4], COLOURS[5])[number],
             marker=".",
-            linestyle=("-", "-", "--")[number],
+            linestyle=("-", "-", "--", "-")[number],
         )
     for label, (colour, marker) in _POINTS.items():
+        if label not in runs[0].scores:
+            continue
         axes.plot(
             [mean(run.scores[label].backdoor or 0.0 for run in runs)],
             [mean(run.scores[label].main for run in runs)],

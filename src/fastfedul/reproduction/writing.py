@@ -21,7 +21,7 @@ from fastfedul.reproduction.summary import Summary, summarize
 from fastfedul.reproduction.tables import to_csv, to_markdown
 from fastfedul.whole_files import write_whole
 
-SKEW = "skew"
+OURS = ("skew", "direction")
 _NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
 
 
@@ -39,8 +39,8 @@ def write(
     Raises:
         InvalidInputError: If a file cannot be written.
     """
-    if name == SKEW:
-        texts = _skew_files(scale, lines, store)
+    if name in OURS:
+        texts = _skew_files(name, scale, lines, store)
     else:
         texts = _files(name, scale, summarize(lines, store))
     for file, text in texts.items():
@@ -61,18 +61,18 @@ def _files(name: str, scale: Scale, summaries: Sequence[Summary]) -> dict[str, s
 
 
 def _skew_files(
-    scale: Scale, lines: Sequence[Line], store: CellStore
+    name: str, scale: Scale, lines: Sequence[Line], store: CellStore
 ) -> dict[str, str]:
     runs = judge(lines, store)
     num_seeds = max(len(line.cells) for line in lines)
-    plots = skew_plots(runs) if can_plot() else {}
+    plots = skew_plots(name, runs) if can_plot() else {}
     pictures = {f"{stem}.svg": text for stem, text in plots.items()}
     left_out = impossible(lines, store)
-    page = skew_markdown(scale, num_seeds, runs, left_out, tuple(pictures))
+    page = skew_markdown(name, scale, num_seeds, runs, left_out, tuple(pictures))
     return {
-        f"{SKEW}.md": page if can_plot() else page + _NO_PLOTS,
-        f"{SKEW}.csv": skew_csv(runs),
-        f"{SKEW}.json": skew_json(scale, num_seeds, runs),
+        f"{name}.md": page if can_plot() else page + _NO_PLOTS,
+        f"{name}.csv": skew_csv(runs),
+        f"{name}.json": skew_json(name, scale, num_seeds, runs),
         **pictures,
     }
 

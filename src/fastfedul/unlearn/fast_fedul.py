@@ -32,10 +32,12 @@ from fastfedul.unlearn.bound import (
     estimate_lipschitz,
 )
 from fastfedul.unlearn.choosing import choose_spread
+from fastfedul.unlearn.directions import DIRECTED_SPREAD, directed_difference
 from fastfedul.unlearn.from_sums import terms_of
 from fastfedul.unlearn.protocol import OLD_BUFFERS, Needs, UnlearnRequest
 from fastfedul.unlearn.recursion import recursive_difference
 from fastfedul.unlearn.removal import (
+    Choice,
     Removal,
     coverage_of,
     coverages,
@@ -48,7 +50,8 @@ PAPERS_DAMPING = 0.07
 LARGEST = 1e6
 """The largest spread and persistence; far below, nothing is left of the difference."""
 
-Skew = Literal["scalar", "coordinate", "none"]
+Skew = Literal["scalar", "coordinate", "direction", "none"]
+_PER_VALUE = ("coordinate", "direction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +70,15 @@ class FastFedUL:
             minus the paper's alpha. None for 0.07.
         skew: How the others' training is thought to pull the difference back.
             `scalar`: by `damping` in every round, as in the paper. `coordinate`: each
-            coordinate by what the history says about it (see `skew.py`). `none`: not
-            at all, as damping 0. None for the one that the other settings belong
-            to; with none of them, `coordinate` where the aggregation is a weighted
-            mean, and else `scalar`.
-        spread: `coordinate`: how strongly a coordinate is damped on which clients
-            differ, c in the formula. None to choose it from the history.
+            coordinate by what the history says about it (see `skew.py`). `direction`:
+            mostly along the directions in which the staying clients' updates differ
+            (see `directions.py`), which reads all updates. `none`: not at all, as
+            damping 0. None for the one that the other settings belong to; with none
+            of them, `coordinate` where the aggregation is a weighted mean, and else
+            `scalar`.
+        spread: `coordinate` and `direction`: how strongly a coordinate is damped on
+            which clients differ, c in the formulas. None to choose it from the
+            history, and with `direction` for 0.2.
         persistence: `coordinate`: how strongly a coordinate is damped in which every
             client leaves a mark, k in the formula.
         recursion: `coordinate`: damp by spread round by round, a tenth of it in each,
@@ -97,19 +103,23 @@ class FastFedUL:
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
                 "-0.07 is damping 0.07"
             )
-        if self.skew not in ("scalar", "coordinate", "none", None):
+        if self.skew not in ("scalar", "coordinate", "direction", "none", None):
             raise InvalidInputError(
-                f"skew is scalar, coordinate or none, not {self.skew!r:.40}"
+                f"skew is scalar, coordinate, direction or none, not {self.skew!r:.40}"
             )
         if self.skew == "none" and values.any() and self.damping is not None:
             raise InvalidInputError("skew none is damping 0; leave the damping away")
         of_scalar = self.skew in ("scalar", "none") or self._has_scalar_settings
-        of_coordinate = self.skew == "coordinate" or self._has_coordinate_settings
+        of_coordinate = self.skew in _PER_VALUE or self._has_coordinate_settings
         if of_scalar and of_coordinate:
             raise InvalidInputError(
                 "damping and alternate rounds are one number for all coordinates, "
                 "spread, persistence and recursion one for each; give the ones or the "
                 "others"
+            )
+        if self.skew == "direction" and (self.persistence != 1 or self.recursion):
+            raise InvalidInputError(
+                "persistence and recursion belong to skew coordinate, not to direction"
             )
         for name, value in (
             ("spread", self.spread or 0.0),
@@ -155,7 +165,7 @@ class FastFedUL:
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
         skew = self.skew_on(request.ledger.settings.aggregation)
-        if skew == "coordinate":
+        if skew in _PER_VALUE:
             return next(self.sweep_spreads(request, [self.spread]))
         return self.sweep(request, [0.0 if skew == "none" else self._scalar])[0]
 
@@ -176,13 +186,15 @@ class FastFedUL:
         ledger = CountedLedger(request.ledger)
         if ledger.settings.aggregation != MEAN:
             raise UnlearnRefusedError(
-                "skew per coordinate needs weighted means, and this ledger was "
-                f"aggregated by {ledger.settings.aggregation!r:.40}; use skew scalar"
+                "skew per coordinate or direction needs weighted means, and this "
+                f"ledger was aggregated by {ledger.settings.aggregation!r:.40}; use "
+                "skew scalar"
             )
-        if self.recursion and ledger.settings.history == "sums":
+        by_direction = self.skew == "direction"
+        if (self.recursion or by_direction) and ledger.settings.history == "sums":
             raise UnlearnRefusedError(
-                "a recursion needs the rounds, and this ledger keeps sums; forget "
-                "without it"
+                f"{'skew direction' if by_direction else 'a recursion'} needs the "
+                "rounds, and this ledger keeps sums; forget without it"
             )
         with ledger.snapshot():
             rounds = ledger.rounds()
@@ -191,14 +203,23 @@ class FastFedUL:
             warnings = judge(coverage, self.minimum_coverage)
             terms = terms_of(ledger, removal, rounds)
             final = ledger.final
-            choices = [
-                choose_spread(terms, self.persistence) if spread is None else None
-                for spread in spreads
-            ]
-            values = [
-                choice.value if choice else spread or 0.0
-                for choice, spread in zip(choices, spreads, strict=True)
-            ]
+            choices: list[Choice | None] = [None] * len(spreads)
+            if by_direction:
+                values = [DIRECTED_SPREAD if c is None else c for c in spreads]
+                directed = directed_difference(ledger, removal, rounds, terms.removed)
+                undamped = directed.difference
+                strength = np.sqrt(terms.relative_spread)
+            else:
+                choices = [
+                    choose_spread(terms, self.persistence) if c is None else None
+                    for c in spreads
+                ]
+                values = [
+                    choice.value if choice else c or 0.0
+                    for choice, c in zip(choices, spreads, strict=True)
+                ]
+                undamped = terms.own(self.persistence) * terms.removed
+                strength = terms.relative_spread
             # A recursion reads on, and must see the same history.
             recursions = [
                 recursive_difference(
@@ -207,7 +228,7 @@ class FastFedUL:
                 for value in (values if self.recursion else ())
             ]
         everything = coverage_of(removal.asked)
-        undamped = _bound(
+        bound = _bound(
             everything,
             terms.gamma_norms,
             [0.0] * len(rounds),
@@ -219,7 +240,7 @@ class FastFedUL:
             if self.recursion:
                 difference = recursions[place]
             else:
-                difference = terms.difference(spread, self.persistence)
+                difference = np.exp(np.float32(-spread) * strength) * undamped
             left_in = norm(terms.removed - difference)
             return Removal(
                 params=Params(final.params.layout, final.params.flat + difference),
@@ -232,8 +253,8 @@ class FastFedUL:
                 gamma_norms=terms.gamma_norms,
                 # Damping shrinks it, so this is its most.
                 standard_error=standard_error(removal, np.ones(len(rounds))),
-                bound=_with(undamped, left_in),
-                skew="coordinate",
+                bound=_with(bound, left_in),
+                skew="direction" if by_direction else "coordinate",
                 spread=spread,
                 choice=choice,
                 seconds=time.perf_counter() - started,
@@ -295,7 +316,7 @@ class FastFedUL:
         """
         ledger = request.ledger
         skew = self.skew_on(ledger.settings.aggregation)
-        if skew == "coordinate":
+        if skew in _PER_VALUE:
             raise InvalidInputError("only a scalar damping has iterations; give one")
         chosen = 0.0 if skew == "none" else self._scalar
         with ledger.snapshot():

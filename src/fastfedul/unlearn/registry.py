@@ -75,7 +75,7 @@ def _fast_fedul(
     sample is never refused.
     """
     method = FastFedUL(
-        damping=None if skew == "coordinate" else damping,
+        damping=None if skew in ("coordinate", "direction") else damping,
         skew=skew,
         spread=spread,
         persistence=persistence,

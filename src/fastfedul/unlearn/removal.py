@@ -49,7 +49,8 @@ class Removal(UnlearnResult):
         rounds: Rounds in which any of the clients took part.
         coverage: Part of their share in the model whose updates were kept, 0 to 1.
         coverage_by_client: The same for each client.
-        damping: The damping of each round; empty where it is one per coordinate.
+        damping: The damping of each round; empty where it is not one
+            for all values.
         gamma_norms: How far each round would have gone elsewhere without them.
         standard_error: Of delta, from keeping only a sample of the updates; None if
             what is missing was not left out at random.
@@ -67,7 +68,7 @@ class Removal(UnlearnResult):
     gamma_norms: tuple[float, ...]
     standard_error: float | None
     bound: Bound
-    skew: Literal["scalar", "coordinate", "none"] = "scalar"
+    skew: Literal["scalar", "coordinate", "direction", "none"] = "scalar"
     spread: float | None = None
     choice: Choice | None = None
 

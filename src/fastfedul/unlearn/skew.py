@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfedul.history.arrays import BLOCK_VALUES
-from fastfedul.history.erasure import without
 from fastfedul.history.ledger import Ledger
 from fastfedul.params import Array, Flat
-from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
+from fastfedul.records import ClientId, RoundEntry
+from fastfedul.unlearn.cleaning import CleanedStep, cleaned_steps
 from fastfedul.unlearn.tracing import Leaving, trace
 
 _BYTES_AT_ONCE = 128 << 20
@@ -96,17 +96,6 @@ class CoordinateTerms:
         np.divide(squared, ordinary, out=part, where=squared > 0)
         return part
 
-    def difference(self, spread: float, persistence: float) -> Flat:
-        """Return the damped difference.
-
-        Args:
-            spread: c, how strongly spread damps; 0 for not at all.
-            persistence: k, how strongly persistence does.
-        """
-        damped = np.exp(np.float32(-spread) * self.relative_spread)
-        difference: Flat = damped * self.own(persistence) * self.removed
-        return difference
-
 
 def coordinate_terms(
     ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
@@ -119,11 +108,7 @@ def coordinate_terms(
         rounds: All rounds.
     """
     traced = trace(ledger, removal, np.ones((1, len(rounds))))
-    earlier = _earlier(ledger)
-    cleaned = [
-        _cleaned_step(round_, removal, earlier.get(round_.index, []))
-        for round_ in rounds
-    ]
+    cleaned = cleaned_steps(ledger, removal, rounds)
     stayers = _stayers(ledger, removal)
     total = float(sum(step.left for step in cleaned))
     before = float(np.mean([step.before for step in cleaned])) if cleaned else 1.0
@@ -150,56 +135,6 @@ def coordinate_terms(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _CleanedStep:
-    """A round's step without everybody who left, as a combination of vectors.
-
-    Attributes:
-        index: Number of the round.
-        refs: The step, then the updates that are taken out.
-        factors: Their factors.
-        before: Share of the original participants that was left before the request.
-        left: Share that stays; 0 if nobody does.
-    """
-
-    index: int
-    refs: tuple[VectorRef, ...]
-    factors: tuple[float, ...]
-    before: float
-    left: float
-
-
-def _earlier(ledger: Ledger) -> dict[int, list[UpdateEntry]]:
-    """Return the updates of clients forgotten before, history kept, by round."""
-    found: dict[int, list[UpdateEntry]] = {}
-    for name, entry in ledger.clients().items():
-        if entry.state == "forgotten":
-            for update in ledger.updates_of(name):
-                found.setdefault(update.round, []).append(update)
-    return found
-
-
-def _cleaned_step(
-    round_: RoundEntry, removal: Leaving, earlier: Sequence[UpdateEntry]
-) -> _CleanedStep:
-    asked = [u for u in removal.asked if u.round == round_.index]
-    gone = [*asked, *earlier]
-    before = 1 - round_.removed_share - sum(update.share for update in earlier)
-    of_step, of_updates = without(round_, gone)
-    kept = [(u, f) for u, f in zip(gone, of_updates, strict=True) if u.kept]
-    left = before - sum(update.share for update in asked)
-    return _CleanedStep(
-        round_.index,
-        (
-            VectorRef(round_.index),
-            *(VectorRef(round_.index, u.client) for u, _ in kept),
-        ),
-        (of_step, *(factor for _, factor in kept)),
-        before,
-        left if len(gone) < round_.num_updates else 0.0,
-    )
-
-
 def _stayers(ledger: Ledger, removal: Leaving) -> dict[ClientId, dict[int, float]]:
     """Return the share of every client that stays, by round."""
     asked = {update.client for update in removal.asked}
@@ -210,7 +145,7 @@ def _stayers(ledger: Ledger, removal: Leaving) -> dict[ClientId, dict[int, float
     }
 
 
-def _sum_of_squares(ledger: Ledger, cleaned: Sequence[_CleanedStep]) -> Flat:
+def _sum_of_squares(ledger: Ledger, cleaned: Sequence[CleanedStep]) -> Flat:
     """Return the sum over rounds of what stays times the squared step, per value."""
     size = ledger.settings.layout.size
     found = np.zeros(size, np.float32)
@@ -234,7 +169,7 @@ def _groups(
 
 def _expected(
     ledger: Ledger,
-    cleaned: Sequence[_CleanedStep],
+    cleaned: Sequence[CleanedStep],
     shares: Sequence[Mapping[int, float]],
 ) -> Array:
     """Return each client's share of the cleaned steps of its rounds, added up."""

@@ -1,0 +1,69 @@
+"""The step of each round as it would have been without everybody who left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastfedul.history.erasure import without
+from fastfedul.history.ledger import Ledger
+from fastfedul.records import RoundEntry, UpdateEntry, VectorRef
+from fastfedul.unlearn.tracing import Leaving
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedStep:
+    """A round's step without everybody who left, as a combination of vectors.
+
+    Attributes:
+        index: Number of the round.
+        refs: The step, then the updates that are taken out.
+        factors: Their factors.
+        before: Share of the original participants that was left before the request.
+        left: Share that stays; 0 if nobody does.
+    """
+
+    index: int
+    refs: tuple[VectorRef, ...]
+    factors: tuple[float, ...]
+    before: float
+    left: float
+
+
+def cleaned_steps(
+    ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
+) -> list[CleanedStep]:
+    """Return the cleaned step of every round.
+
+    Args:
+        ledger: The history, of weighted means.
+        removal: Who leaves which round.
+        rounds: All rounds.
+    """
+    gone: dict[int, list[UpdateEntry]] = {}
+    for name, entry in ledger.clients().items():
+        if entry.state == "forgotten":
+            for update in ledger.updates_of(name):
+                gone.setdefault(update.round, []).append(update)
+    return [_cleaned(round_, removal, gone.get(round_.index, [])) for round_ in rounds]
+
+
+def _cleaned(
+    round_: RoundEntry, removal: Leaving, earlier: Sequence[UpdateEntry]
+) -> CleanedStep:
+    asked = [u for u in removal.asked if u.round == round_.index]
+    gone = [*asked, *earlier]
+    before = 1 - round_.removed_share - sum(update.share for update in earlier)
+    of_step, of_updates = without(round_, gone)
+    kept = [(u, f) for u, f in zip(gone, of_updates, strict=True) if u.kept]
+    left = before - sum(update.share for update in asked)
+    return CleanedStep(
+        round_.index,
+        (
+            VectorRef(round_.index),
+            *(VectorRef(round_.index, u.client) for u, _ in kept),
+        ),
+        (of_step, *(factor for _, factor in kept)),
+        before,
+        left if len(gone) < round_.num_updates else 0.0,
+    )
