@@ -1,8 +1,13 @@
-"""How stored vectors come back, and how far off they may be."""
+"""How stored vectors come back and how far off they may be; data files of tests."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from fastfedul.history import codec
 from fastfedul.history.codec import SCALE_BLOCK
@@ -35,3 +40,22 @@ def error_bound(vector: Flat, dtype: StorageDtype) -> Flat:
             largest * np.float32(2.0**-38), SMALLEST_NORMAL
         )
     return np.maximum(largest * np.float32(0.501 / 127), SMALLEST_NORMAL)
+
+
+@pytest.fixture(scope="session")
+def data_file() -> Callable[[str], Path]:
+    """Return a function from a file's name to its path in `$FASTFEDUL_DATA`.
+
+    Where the file is missing the test is skipped by name; in CI it fails.
+    """
+
+    def find(name: str) -> Path:
+        path = Path(os.environ.get("FASTFEDUL_DATA", "")) / name
+        if not path.is_file():
+            reason = f"needs the file {name} in $FASTFEDUL_DATA"
+            if os.environ.get("CI") == "true":
+                pytest.fail(reason)
+            pytest.skip(reason)
+        return path
+
+    return find

@@ -1,32 +1,9 @@
-"""Data files that are too large for the repository, and how tests ask for one."""
-
-import os
-from collections.abc import Callable
-from pathlib import Path
+"""Data sets that tests share."""
 
 import pytest
 
 from fastfedul.data.dataset import Dataset
 from fastfedul.data.sources import load
-
-
-@pytest.fixture(scope="session")
-def data_file() -> Callable[[str], Path]:
-    """Return a function from a file's name to its path in `$FASTFEDUL_DATA`.
-
-    Where the file is missing the test is skipped by name; in CI it fails.
-    """
-
-    def find(name: str) -> Path:
-        path = Path(os.environ.get("FASTFEDUL_DATA", "")) / name
-        if not path.is_file():
-            reason = f"needs the file {name} in $FASTFEDUL_DATA"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
-        return path
-
-    return find
 
 
 @pytest.fixture(scope="session")
