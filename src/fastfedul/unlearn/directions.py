@@ -39,6 +39,7 @@ HELD = 0.32
 
 DIRECTED_SPREAD = 0.2
 MAX_ROWS = 512
+_READ_AT_ONCE = 64
 _LEAST = 1e-6
 """Smallest eigenvalue that counts, relative to the largest; below it is rounding."""
 
@@ -162,18 +163,19 @@ def _products(
             step = np.array(part.step.factors, np.float32) @ ledger.columns(
                 part.step.refs, block
             )
-            for row, scale, update in zip(
-                part.rows, part.scales, _read(ledger, part, block), strict=True
-            ):
-                deviations[row] += np.float32(scale) * (update - step)
+            for first in range(0, len(part.updates), _READ_AT_ONCE):
+                span = slice(first, first + _READ_AT_ONCE)
+                refs = [VectorRef(u.round, u.client) for u in part.updates[span]]
+                for row, scale, update in zip(
+                    part.rows[span],
+                    part.scales[span],
+                    ledger.columns(refs, block),
+                    strict=True,
+                ):
+                    deviations[row] += np.float32(scale) * (update - step)
         gram += deviations @ deviations.T
         products += deviations @ target
     return gram, products
-
-
-def _read(ledger: Ledger, part: _Round, block: int) -> Array:
-    refs = [VectorRef(update.round, update.client) for update in part.updates]
-    return ledger.columns(refs, block) if refs else np.zeros((0, 0), np.float32)
 
 
 def _combined(ledger: Ledger, parts: Sequence[_Round], of_rows: Array) -> Flat:
