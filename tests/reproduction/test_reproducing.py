@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
+from fastfedul.cli.reproduce import NAMES
 from fastfedul.reproduction.cells import Cell, CellStore
 from fastfedul.reproduction.experiments import EXPERIMENTS, lines_of
 from fastfedul.reproduction.memory import watched
@@ -225,3 +226,7 @@ def test_what_is_kept_at_random_is_drawn_anew_for_each_seed() -> None:
         if line.label == "fast-fedul-1" and line.attack == "pixel"
     ]
     assert [cell.settings["keep_seed"] for cell in line.cells] == [0, 1, 2]
+
+
+def test_the_help_names_everything_that_can_be_reproduced() -> None:
+    assert set(NAMES) == set(EXPERIMENTS)

@@ -30,7 +30,7 @@ SkewName = Annotated[
         "directions in which the others' updates differ, which reads all updates and "
         "takes longer. none: not at all. By default coordinate, and scalar with a "
         "number for the damping.",
-        metavar="scalar|coordinate|direction|none",
+        metavar="KIND",
         show_default=False,
     ),
 ]

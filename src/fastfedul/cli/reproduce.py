@@ -25,6 +25,7 @@ NAMES = (
     "sampling",
     "criteria",
     "skew",
+    "direction",
     "history",
 )
 
