@@ -36,7 +36,7 @@ _HOW = (
     "`best by hand` is the constant of each run's curve that comes nearest to "
     "retraining: nobody can choose it without knowing the answer. Gaps are in points "
     "of a hundred: main accuracy below retraining, backdoor above it. The runs were "
-    "drawn before any was scored: [protocol](skew-protocol.md)."
+    "drawn before any was scored: [protocol]({name}-protocol.md)."
 )
 
 
@@ -52,7 +52,7 @@ def skew_markdown(
     command = (
         f"fastfedul reproduce {name} --scale {scale} --seeds {num_seeds} --out DIR"
     )
-    about = f"{_ABOUT[name]} {_HOW} `{command}` gives this page."
+    about = f"{_ABOUT[name]} {_HOW.format(name=name)} `{command}` gives this page."
     parts = [f"# {_TITLES[name]}", about]
     if not runs:
         return "\n\n".join([*parts, "No run has all its results yet."]) + "\n"
