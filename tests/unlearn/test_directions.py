@@ -204,6 +204,17 @@ def test_it_comes_nearest_to_retraining_where_steep_directions_cross_coordinates
     assert distance(DIRECTION) < 0.75 * min(distance(method) for method in others)
 
 
+def test_a_history_of_many_updates_says_that_sums_stand_in() -> None:
+    rounds = rounds_of(6)
+    few = UnlearnRequest(memory(rounds), frozenset({"a"}))
+    assert DIRECTION(few).warnings == ()
+    many = [Round(n, rounds[n % len(rounds)].updates) for n in range(105)]
+    found = DIRECTION(UnlearnRequest(memory(many), frozenset({"a"})))
+    [said] = found.warnings
+    assert said.startswith("512 sums stand in for the directions of 525 updates")
+    assert np.isfinite(found.delta.flat).all()
+
+
 def test_where_nobody_differs_and_where_nobody_else_is_nothing_breaks() -> None:
     same = Params(LAYOUT, np.ones(SIZE, np.float32))
     alike = tuple(ClientUpdate(n, 0.25, same) for n in "abcd")

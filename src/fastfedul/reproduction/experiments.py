@@ -179,20 +179,15 @@ def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     return found
 
 
-def _skew(scale: Scale, num_seeds: int) -> list[Line]:
-    return [
-        Line(combination.data, combination.attack, label, cells, combination.name)
-        for combination in combinations(scale)
-        for label, cells in cells_of(scale, combination, num_seeds)
-    ]
+def _drawn(*, directions: bool) -> Callable[[Scale, int], list[Line]]:
+    def lines(scale: Scale, num_seeds: int) -> list[Line]:
+        return [
+            Line(one.data, one.attack, label, cells, one.name)
+            for one in combinations(scale)
+            for label, cells in cells_of(scale, one, num_seeds, directions=directions)
+        ]
 
-
-def _direction(scale: Scale, num_seeds: int) -> list[Line]:
-    return [
-        Line(combination.data, combination.attack, label, cells, combination.name)
-        for combination in combinations(scale)
-        for label, cells in cells_of(scale, combination, num_seeds, directions=True)
-    ]
+    return lines
 
 
 def _history(scale: Scale, num_seeds: int) -> list[Line]:
@@ -232,8 +227,8 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "cost": _cost,
     "sampling": _sampling,
     "criteria": _criteria,
-    "skew": _skew,
-    "direction": _direction,
+    "skew": _drawn(directions=False),
+    "direction": _drawn(directions=True),
     "history": _history,
 }
 """Name to a function of scale and number of seeds."""

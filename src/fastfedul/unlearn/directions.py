@@ -68,14 +68,22 @@ class Directed:
     Attributes:
         difference: x of the formula.
         num_updates: Updates of staying clients whose directions were seen.
-        num_directions: How many directions they span.
-        along: Part of the squared difference that is along them, 0 to 1.
+        num_directions: How many directions they, or sums of them, span.
     """
 
     difference: Flat
     num_updates: int
     num_directions: int
-    along: float
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not exact, in words."""
+        if self.num_updates <= MAX_ROWS:
+            return ()
+        return (
+            f"{MAX_ROWS} sums stand in for the directions of {self.num_updates} "
+            "updates of clients that stay",
+        )
 
 
 def directed_difference(
@@ -102,18 +110,13 @@ def directed_difference(
     found, vectors = np.linalg.eigh(gram)
     kept = found > _LEAST * found.max(initial=0.0)
     if not kept.any():
-        return Directed(removed, num_updates, 0, 0.0)
+        return Directed(removed, num_updates, 0)
     values, vectors = found[kept], vectors[:, kept]
     held = HELD / np.sqrt(1 + values / values.mean())
     along = vectors.T @ products
     taken_back = vectors @ ((1 - held) / values * along)
-    squared = float(np.dot(removed, removed.astype(np.float64)))
-    return Directed(
-        removed - _combined(ledger, parts, taken_back),
-        num_updates,
-        len(values),
-        min(1.0, float((along**2 / values).sum()) / squared) if squared else 0.0,
-    )
+    difference = removed - _combined(ledger, parts, taken_back)
+    return Directed(difference, num_updates, len(values))
 
 
 def _parts(

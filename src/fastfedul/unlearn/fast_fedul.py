@@ -208,6 +208,7 @@ class FastFedUL:
                 values = [DIRECTED_SPREAD if c is None else c for c in spreads]
                 directed = directed_difference(ledger, removal, rounds, terms.removed)
                 undamped = directed.difference
+                warnings += directed.notes
                 strength = np.sqrt(terms.relative_spread)
             else:
                 choices = [
