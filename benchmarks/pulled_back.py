@@ -13,6 +13,7 @@ two minutes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -21,8 +22,6 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import itertools
 
 from benchmarks.measuring import machine, progress, write_result
 

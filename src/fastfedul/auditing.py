@@ -19,6 +19,7 @@ from fastfedul.history.views import PastView
 from fastfedul.params import Flat, norm
 from fastfedul.records import LogEntry
 from fastfedul.signing import ALGORITHM, fingerprint, is_signed
+from fastfedul.unlearn.fast_fedul import PER_VALUE
 from fastfedul.unlearn.protocol import UnlearnRequest
 
 TOLERANCE = 1e-5
@@ -300,10 +301,7 @@ def _why_not(
             return f"entry {other.number} of the log adjusted the same round"
         if at is None or "method" not in details:
             return "the log does not say by which method, or at which round"
-        if (
-            details.get("skew") in ("coordinate", "direction")
-            and at != ledger.num_rounds
-        ):
+        if details.get("skew") in PER_VALUE and at != ledger.num_rounds:
             return "running sums of that time are not to be had any more"
     return None
 

@@ -87,19 +87,16 @@ SETTINGS = ("skew", "damping", "damped", "spread", "persistence", "recursion")
 
 def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
     """Return the settings that made a difference, as JSON values."""
+    choice = asdict(result.choice) if result.choice else None
     if result.skew == "direction":
-        return {
-            "skew": result.skew,
-            "spread": result.spread,
-            "choice": asdict(result.choice) if result.choice else None,
-        }
+        return {"skew": result.skew, "spread": result.spread, "choice": choice}
     if result.skew == "coordinate":
         return {
             "skew": result.skew,
             "spread": result.spread,
             "persistence": method.persistence,
             "recursion": method.recursion,
-            "choice": asdict(result.choice) if result.choice else None,
+            "choice": choice,
         }
     if result.skew == "none":
         return {"skew": result.skew, "damping": 0.0}
@@ -110,7 +107,7 @@ def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
         "skew": result.skew,
         "damping": damping,
         "damped": method.damped,
-        "choice": asdict(result.choice) if result.choice else None,
+        "choice": choice,
     }
 
 

@@ -3,8 +3,8 @@
 All of it was chosen on other seeds (100 and above) than those that are reported: of the
 candidates that were tried, the one whose main accuracy and backdoor together are
 nearest to retraining (MNIST: edge-case, CIFAR-10: pixel, retinal scans: edge-case; seed
-100).
-What is not named here stayed as usual; docs/results/README.md says what was tried.
+100). What is not named here stayed as usual; docs/results/README.md says what was
+tried.
 """
 
 from __future__ import annotations

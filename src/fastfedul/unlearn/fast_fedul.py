@@ -51,7 +51,8 @@ LARGEST = 1e6
 """The largest spread and persistence; far below, nothing is left of the difference."""
 
 Skew = Literal["scalar", "coordinate", "direction", "none"]
-_PER_VALUE = ("coordinate", "direction")
+PER_VALUE: tuple[Skew, ...] = ("coordinate", "direction")
+"""Kinds of skew that damp values differently; they need running sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class FastFedUL:
         if self.skew == "none" and values.any() and self.damping is not None:
             raise InvalidInputError("skew none is damping 0; leave the damping away")
         of_scalar = self.skew in ("scalar", "none") or self._has_scalar_settings
-        of_coordinate = self.skew in _PER_VALUE or self._has_coordinate_settings
+        of_coordinate = self.skew in PER_VALUE or self._has_coordinate_settings
         if of_scalar and of_coordinate:
             raise InvalidInputError(
                 "damping and alternate rounds are one number for all coordinates, "
@@ -165,7 +166,7 @@ class FastFedUL:
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
         skew = self.skew_on(request.ledger.settings.aggregation)
-        if skew in _PER_VALUE:
+        if skew in PER_VALUE:
             return next(self.sweep_spreads(request, [self.spread]))
         return self.sweep(request, [0.0 if skew == "none" else self._scalar])[0]
 
@@ -317,7 +318,7 @@ class FastFedUL:
         """
         ledger = request.ledger
         skew = self.skew_on(ledger.settings.aggregation)
-        if skew in _PER_VALUE:
+        if skew in PER_VALUE:
             raise InvalidInputError("only a scalar damping has iterations; give one")
         chosen = 0.0 if skew == "none" else self._scalar
         with ledger.snapshot():

@@ -11,7 +11,7 @@ from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.unlearn.cdp import CDP
-from fastfedul.unlearn.fast_fedul import PAPERS_DAMPING, FastFedUL, Skew
+from fastfedul.unlearn.fast_fedul import PAPERS_DAMPING, PER_VALUE, FastFedUL, Skew
 from fastfedul.unlearn.federaser import FedAccum, FedEraser
 from fastfedul.unlearn.fedrecover import FedRecover
 from fastfedul.unlearn.kd import KD
@@ -75,7 +75,7 @@ def _fast_fedul(
     sample is never refused.
     """
     method = FastFedUL(
-        damping=None if skew in ("coordinate", "direction") else damping,
+        damping=None if skew in PER_VALUE else damping,
         skew=skew,
         spread=spread,
         persistence=persistence,
