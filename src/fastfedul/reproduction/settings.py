@@ -116,6 +116,8 @@ _CIFAR10 = Setting(
     {
         "fast-fedul": {"damping": 0.1},
         "federaser": {**_EVERY_ROUND, "ratio": 1.0},
+        "pga": {"distance_threshold": 8.0},
+        "cdp": {"sparsity": 0.2},
         "fedrecover": _EVERY_FIFTH,
     },
 )
