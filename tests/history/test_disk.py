@@ -129,7 +129,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
-@pytest.mark.parametrize("size", [1, 1023, 1025, 65_535, 65_536, 65_537, 70_000])
+@pytest.mark.parametrize(
+    "size", [1, 1023, 1025, 65_535, 65_536, 65_537, 70_000, 131_073, 17 * 65_536 + 1]
+)
 def test_vectors_come_back_as_their_storage_dtype_has_them(
     dtype: StorageDtype, size: int, tmp_path: Path
 ) -> None:
@@ -1207,11 +1209,12 @@ def test_an_array_file_of_another_length_is_found_and_never_believed(
         file.write_bytes(sound)
 
 
+@pytest.mark.parametrize("size", [70_000, 131_073, 200_000])
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
-def test_damage_in_the_second_block_of_a_large_model_is_found(
-    dtype: StorageDtype, tmp_path: Path
+def test_damage_in_the_last_block_of_a_large_model_is_found(
+    dtype: StorageDtype, size: int, tmp_path: Path
 ) -> None:
-    layout = Layout.of({"w": np.zeros(70_000)})
+    layout = Layout.of({"w": np.zeros(size)})
     path = tmp_path / "ledger"
     with DiskLedger.create(path, initial_model(layout), update_dtype=dtype) as ledger:
         ledger.append(round_of(0, layout=layout, clients=("a", "b")))

@@ -13,6 +13,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype
 
 BLOCK_VALUES = 65_536
+_BLOCKS_AT_ONCE = 16  # of a model; the kernel reads at most 2 GiB in one call
 _CHECKSUM_BYTES = 8
 _SCALES_PER_BLOCK = BLOCK_VALUES // codec.SCALE_BLOCK
 _ALIGNMENT = 64
@@ -82,6 +84,7 @@ def file_name(digest: bytes) -> str:
     return digest.hex() + ".safetensors"
 
 
+@cache
 def vector_header(dtype: StorageDtype, size: int) -> bytes:
     """Return the header of a vector's file, which is a function of dtype and size."""
     scales = codec.num_scales(dtype, size)
@@ -149,9 +152,9 @@ def read_model(
             raise LedgerDamagedError(f"{place}: the file's header is damaged")
         source = Source(info, "float32", layout.size, len(header), place)
         flat = np.empty(layout.size, np.float32)
-        for block in range(source.num_blocks):
-            start = block * BLOCK_VALUES
-            read_block(descriptor, source, block, flat[start : start + BLOCK_VALUES])
+        for first in range(0, source.num_blocks, _BLOCKS_AT_ONCE):
+            start, stop = (i * BLOCK_VALUES for i in (first, first + _BLOCKS_AT_ONCE))
+            read_blocks(descriptor, source, first, flat[start:stop])
         tail_start = len(header) + flat.nbytes
         tail = _read(descriptor, info.num_bytes - tail_start, tail_start, place)
         if tail and xxh3_64_digest(tail) != info.checksum(1 + source.num_blocks):
@@ -206,30 +209,20 @@ def check_header(descriptor: int, source: Source) -> None:
         raise LedgerDamagedError(f"{source.place}: the file's header is damaged")
 
 
-def read_block(descriptor: int, source: Source, block: int, out: Flat) -> int:
-    """Read, check and decode one block into `out`; return the bytes read."""
-    start = block * BLOCK_VALUES
+def read_blocks(descriptor: int, source: Source, first: int, out: Flat) -> int:
+    """Read, check and decode blocks until `out` is full; return the bytes read."""
+    starts = range(0, out.size, BLOCK_VALUES)
     if source.dtype == "float32":
-        _read_into(descriptor, out, source.header_bytes + 4 * start, source.place)
-        _require(xxh3_64_digest(out.data), source, block)
+        offset = source.header_bytes + 4 * first * BLOCK_VALUES
+        _read_into(descriptor, out, offset, source.place)
+        for block, start in enumerate(starts, first):
+            part = out[start : start + BLOCK_VALUES]
+            _require(xxh3_64_digest(part.data), source, block)
         return out.nbytes
-    width = codec.VALUE_BYTES[source.dtype]
-    scale_bytes = 4 * codec.num_scales(source.dtype, source.size)
-    values = np.empty(out.size * width, np.uint8)
-    values_at = source.header_bytes + scale_bytes + start * width
-    _read_into(descriptor, values, values_at, source.place)
-    hasher = xxh3_64()
-    scales = None
-    if scale_bytes:
-        scales = np.empty(codec.num_scales(source.dtype, out.size), np.float32)
-        scales_at = source.header_bytes + 4 * block * _SCALES_PER_BLOCK
-        _read_into(descriptor, scales, scales_at, source.place)
-        hasher.update(scales.data)
-    hasher.update(values.data)
-    _require(hasher.digest(), source, block)
-    storage = np.int8 if source.dtype == "int8" else np.uint16
-    codec.decode_into(values.view(storage), scales, source.dtype, out)
-    return values.nbytes + (scales.nbytes if scales is not None else 0)
+    return sum(
+        _decode_block(descriptor, source, block, out[start : start + BLOCK_VALUES])
+        for block, start in enumerate(starts, first)
+    )
 
 
 def file_digest(path: Path) -> bytes:
@@ -248,6 +241,27 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _decode_block(descriptor: int, source: Source, block: int, out: Flat) -> int:
+    """Read, check and decode one block of fewer bits; return the bytes read."""
+    width = codec.VALUE_BYTES[source.dtype]
+    scale_bytes = 4 * codec.num_scales(source.dtype, source.size)
+    values = np.empty(out.size * width, np.uint8)
+    values_at = source.header_bytes + scale_bytes + block * BLOCK_VALUES * width
+    _read_into(descriptor, values, values_at, source.place)
+    hasher = xxh3_64()
+    scales = None
+    if scale_bytes:
+        scales = np.empty(codec.num_scales(source.dtype, out.size), np.float32)
+        scales_at = source.header_bytes + 4 * block * _SCALES_PER_BLOCK
+        _read_into(descriptor, scales, scales_at, source.place)
+        hasher.update(scales.data)
+    hasher.update(values.data)
+    _require(hasher.digest(), source, block)
+    storage = np.int8 if source.dtype == "int8" else np.uint16
+    codec.decode_into(values.view(storage), scales, source.dtype, out)
+    return values.nbytes + (scales.nbytes if scales is not None else 0)
 
 
 def _require(checksum: bytes, source: Source, block: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.history.schema import (
@@ -193,23 +194,52 @@ class Index:
         clauses = [f"{column} = ?" for column in equal]
         clauses += ["round BETWEEN ? AND ?"] if span else []
         where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
-        columns, key = names(table), key_of(table)
-        order = ", ".join(columns[place] for place in key)
-        found = self._execute(
-            f"SELECT * FROM {table} {where} ORDER BY {order}",
-            (*equal.values(), *(span or ())),
-        ).fetchall()
+        found = self._checked(table, where, (*equal.values(), *(span or ())))
+        columns = names(table)
         wanted = [(columns.index(column), value) for column, value in equal.items()]
         place = columns.index("round") if span else 0
         for row in found:
+            asked = all(row[column] == value for column, value in wanted)
+            if not asked or (span and not span[0] <= _int(row[place]) <= span[1]):
+                raise self._mixed_up()
+        return found
+
+    def arrays(self, digests: Iterable[bytes]) -> dict[bytes, Row]:
+        """Return the checked rows of array files by digest; there must be one each."""
+        found: dict[bytes, Row] = {}
+        wanted = sorted(set(digests))
+        for first in range(0, len(wanted), _DIGESTS_AT_ONCE):
+            some = wanted[first : first + _DIGESTS_AT_ONCE]
+            where = f"WHERE array IN ({', '.join('?' * len(some))})"
+            rows = self._checked("arrays", where, tuple(some))
+            if not {row[0] for row in rows} <= set(some):
+                raise self._mixed_up()
+            found |= {cast(bytes, row[0]): row for row in rows}
+        if len(found) != len(wanted):
+            raise self._lost_row("arrays")
+        return found
+
+    def _checked(self, table: str, where: str, arguments: Row) -> list[Row]:
+        """Return rows in the order of their keys; none was changed or comes twice."""
+        columns, key = names(table), key_of(table)
+        order = ", ".join(columns[place] for place in key)
+        found = self._execute(
+            f"SELECT * FROM {table} {where} ORDER BY {order}", arguments
+        ).fetchall()
+        for row in found:
             if row[-1] != digest_of(table, *row[:-1]):
                 raise LedgerDamagedError(f"{self.describe(table, row)} was changed")
-            asked = all(row[column] == value for column, value in wanted)
-            if not asked or (span and not span[0] <= row[place] <= span[1]):
-                raise LedgerDamagedError(f"{self.path} is damaged: rows are mixed up")
         if len({tuple(row[place] for place in key) for row in found}) != len(found):
             raise LedgerDamagedError(f"{self.path} is damaged: a row comes twice")
         return [row[:-1] for row in found]
+
+    def _mixed_up(self) -> LedgerDamagedError:
+        return LedgerDamagedError(f"{self.path} is damaged: rows are mixed up")
+
+    def _lost_row(self, table: str) -> LedgerDamagedError:
+        return LedgerDamagedError(
+            f"{self.path}: the table {table} has lost a row; it is damaged"
+        )
 
     def changed_rows(self, table: str) -> list[str]:
         """Return the places of all rows of a table that are not what was written."""
@@ -224,9 +254,7 @@ class Index:
         """Return the one row there must be."""
         found = self.rows(table, None, **equal)
         if len(found) != 1:
-            raise LedgerDamagedError(
-                f"{self.path}: the table {table} has lost a row; it is damaged"
-            )
+            raise self._lost_row(table)
         return found[0]
 
     def num_bytes(self) -> int:

@@ -115,10 +115,7 @@ class OpenLedger:
         return [fields("updates", row) for row in rows]
 
     def _info(self, digest: bytes) -> arrays.ArrayInfo:
-        row = self.index.one("arrays", array=digest)
-        return arrays.ArrayInfo(
-            cast(bytes, row[0]), cast(int, row[1]), cast(bytes, row[2])
-        )
+        return self._infos({digest})[digest]
 
     def _source(self, digest: bytes, dtype: Any, place: str) -> arrays.Source:
         size = self._settings.layout.size
@@ -163,7 +160,10 @@ class OpenLedger:
         return found
 
     def _infos(self, digests: set[bytes]) -> dict[bytes, arrays.ArrayInfo]:
-        return {digest: self._info(digest) for digest in digests}
+        return {
+            digest: arrays.ArrayInfo(digest, cast(int, row[1]), cast(bytes, row[2]))
+            for digest, row in self.index.arrays(digests).items()
+        }
 
     def _sum_sources(self, client: Mapping[str, Any]) -> SumSources:
         """Return where a client's running sums are to be had."""

@@ -12,7 +12,7 @@ bits whether it grew with the training or was made from a whole history afterwar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfedul.history.arrays import BLOCK_VALUES, Source, opened, read_block
+from fastfedul.history.arrays import BLOCK_VALUES, Source, opened, read_blocks
 from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Flat
 from fastfedul.records import ClientId, OwnSums, RoundEntry, UpdateEntry, VectorRef
@@ -125,17 +125,17 @@ def _grow(
         ]
         rows = [(descriptor(source), source) for source in vectors]
 
-        def work(blocks: range) -> None:
+        def work(blocks: Iterable[int]) -> None:
             buffer = np.empty(min(size, BLOCK_VALUES), np.float32)
             for block in blocks:
                 part = slice(
                     block * BLOCK_VALUES, min(size, (block + 1) * BLOCK_VALUES)
                 )
                 for opened_file, source, out in starts:
-                    read_block(opened_file, source, block, out[part])
+                    read_blocks(opened_file, source, block, out[part])
                 row = buffer[: part.stop - part.start]
                 for number, (opened_file, source) in enumerate(rows):
-                    read_block(opened_file, source, block, row)
+                    read_blocks(opened_file, source, block, row)
                     for out, own, power in zip(sums, factors, powers, strict=True):
                         _add(out[part], own[number], row, power)
 

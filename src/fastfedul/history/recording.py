@@ -6,7 +6,7 @@ Nothing is written until all of this has passed, in memory and on disk alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -266,7 +266,7 @@ def _measure(
     products = np.zeros((num_blocks, len(vectors)))
     others = np.zeros((num_blocks, 2))
 
-    def work(blocks: range) -> None:
+    def work(blocks: Iterable[int]) -> None:
         # Inside the thread: the setting does not reach threads from outside.
         with np.errstate(over="ignore", invalid="ignore"):
             for block in blocks:

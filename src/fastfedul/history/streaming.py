@@ -7,10 +7,11 @@ checked and decoded into a buffer that fits the processor's cache, then multipli
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,13 @@ from fastfedul.history.arrays import (
     Source,
     check_header,
     open_array,
-    read_block,
+    read_blocks,
 )
 from fastfedul.params import Array, Flat, dot
 from fastfedul.records import Combination
 
 _ROWS_AT_ONCE = 8
+_BLOCKS_AT_ONCE = 2  # fewer calls to the kernel, after each of which threads queue up
 _OPEN_FILES = 256
 
 Pair = tuple[int, int]
@@ -80,7 +82,7 @@ def read_columns(folder: Path, sources: Sequence[Source], block: int) -> Array:
     for row, source in zip(rows, sources, strict=True):
         descriptor = open_array(folder, source.info, source.place)
         try:
-            read_block(descriptor, source, block, row)
+            read_blocks(descriptor, source, block, row)
         finally:
             os.close(descriptor)
     return rows
@@ -114,30 +116,31 @@ def _combine_batch(
 ) -> int:
     """Add one batch of vectors to `sums` and `products`, both of the caller's own."""
     size = sources[0].size
-    num_blocks = sources[0].num_blocks
+    width = _BLOCKS_AT_ONCE * BLOCK_VALUES
+    num_spans = -(-size // width)
     rows = max(map(len, groups))
     inner = _pairs_of(groups, pairs)
     steps = [(g, matrix[:, g], p) for g, p in zip(groups, inner, strict=True)]
-    partial = np.zeros((num_blocks, len(pairs)))
-    bytes_read = np.zeros(num_blocks, np.int64)
+    partial = np.zeros((num_spans, len(pairs)))
+    bytes_read = np.zeros(num_spans, np.int64)
     descriptors: dict[int, int] = {}
 
-    def work(blocks: range) -> None:
-        buffer = np.empty((rows, min(size, BLOCK_VALUES)), np.float32)
-        for block in blocks:
-            start = block * BLOCK_VALUES
-            part = sums[:, start : start + BLOCK_VALUES]
+    def work(spans: Iterable[int]) -> None:
+        buffer = np.empty((rows, min(size, width)), np.float32)
+        for span in spans:
+            part = sums[:, span * width : (span + 1) * width]
+            first = span * _BLOCKS_AT_ONCE
             count = 0
             for group, factors, inner in steps:
                 filled = buffer[: len(group), : part.shape[1]]
-                for i, position in enumerate(group):
-                    count += read_block(
-                        descriptors[position], sources[position], block, filled[i]
+                for row, position in zip(filled, group, strict=True):
+                    count += read_blocks(
+                        descriptors[position], sources[position], first, row
                     )
                 part += factors @ filled
                 for number, left, right in inner:
-                    partial[block, number] = dot(filled[left], filled[right])
-            bytes_read[block] = count
+                    partial[span, number] = dot(filled[left], filled[right])
+            bytes_read[span] = count
 
     try:
         for group in groups:
@@ -145,7 +148,7 @@ def _combine_batch(
                 source = sources[position]
                 descriptors[position] = open_array(folder, source.info, source.place)
                 check_header(descriptors[position], source)
-        run_blocks(work, num_blocks)
+        run_blocks(work, num_spans)
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -153,8 +156,8 @@ def _combine_batch(
     return int(bytes_read.sum())
 
 
-def run_blocks(work: Callable[[range], None], num_blocks: int) -> None:
-    """Call `work` with every threads-th block in as many threads as are useful.
+def run_blocks(work: Callable[[Iterable[int]], None], num_blocks: int) -> None:
+    """Call `work` in as many threads as are useful; they share the blocks.
 
     Meanwhile the linear algebra library keeps to one thread per caller: its own
     threads and these would wait for each other.
@@ -163,14 +166,14 @@ def run_blocks(work: Callable[[range], None], num_blocks: int) -> None:
     if threads <= 1:
         work(range(num_blocks))
         return
+    waiting: SimpleQueue[int | None] = SimpleQueue()
+    for block in (*range(num_blocks), *[None] * threads):
+        waiting.put(block)
     with (
         _linear_algebra().limit(limits=1, user_api="blas"),
         ThreadPoolExecutor(threads) as pool,
     ):
-        futures = [
-            pool.submit(work, range(first, num_blocks, threads))
-            for first in range(threads)
-        ]
+        futures = [pool.submit(work, iter(waiting.get, None)) for _ in range(threads)]
         for future in futures:
             future.result()
 

@@ -6,13 +6,14 @@ between they are brought up to date from the updates since then.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fastfedul.history.arrays import BLOCK_VALUES, Source, opened, read_block
+from fastfedul.history.arrays import BLOCK_VALUES, Source, opened, read_blocks
 from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Flat
 
@@ -65,18 +66,18 @@ def _add(folder: Path, sources: SumSources, weighted: Flat, squared: Flat) -> No
         ]
         rows = [(descriptor(source), source) for source in sources.since]
 
-        def work(blocks: range) -> None:
+        def work(blocks: Iterable[int]) -> None:
             buffer = np.empty((_ROWS_AT_ONCE, min(size, BLOCK_VALUES)), np.float32)
             for block in blocks:
                 start = block * BLOCK_VALUES
                 part = slice(start, min(size, start + BLOCK_VALUES))
                 for opened_file, source, out in bases:
-                    read_block(opened_file, source, block, out[part])
+                    read_blocks(opened_file, source, block, out[part])
                 for first in range(0, len(rows), _ROWS_AT_ONCE):
                     group = rows[first : first + _ROWS_AT_ONCE]
                     filled = buffer[: len(group), : part.stop - start]
                     for row, (opened_file, source) in zip(filled, group, strict=True):
-                        read_block(opened_file, source, block, row)
+                        read_blocks(opened_file, source, block, row)
                     factors = shares[first : first + len(group)]
                     weighted[part] += factors @ filled
                     np.square(filled, out=filled)
