@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,22 @@ def test_every_committed_cell_belongs_to_a_page(
         for cell in line.cells
     }
     assert {path.stem for path in (RESULTS / "cells").glob("*.json")} <= known
+
+
+def test_the_table_in_short_says_what_the_main_tables_say() -> None:
+    measured = {
+        (line["label"], line["data"], name): (
+            f"{100 * line['main']['value']:.2f} / {100 * line['backdoor']['value']:.2f}"
+        )
+        for name in ("edge-case", "pixel")
+        for line in json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["lines"]
+        if line["main"] and line["backdoor"]
+    }
+    columns = list(product(("mnist", "cifar10", "oct"), ("edge-case", "pixel")))
+    text = (RESULTS / "README.md").read_text("utf-8").split("## In short")[1]
+    table = text.split("\n\n")[2].splitlines()[2:]
+    assert len(table) > 10
+    for row in table:
+        method, *figures, _ = (part.strip() for part in row.split("|")[1:-1])
+        expected = [measured.get((method, *column), "–") for column in columns]
+        assert figures == expected, method

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from fastfedul.history.ledger import now, require_known
 from fastfedul.history.own_sums import own_sums_of, scatter_of
 from fastfedul.history.recording import prepare, require_buffers
 from fastfedul.history.settings import LedgerSettings
+from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Array, Flat, Params, dot
 from fastfedul.records import (
     ClientEntry,
@@ -63,18 +64,25 @@ class _Rows:
     def replace(self, index: int, values: Flat) -> None:
         self.row(index)[:] = values
 
-    def accumulate(self, factors: Mapping[int, Array], sums: Array) -> None:
-        """Add factor times vector for the given indices to the caller's sums."""
+    def factored(
+        self, factors: Mapping[int, Array], num_sums: int
+    ) -> Iterator[tuple[Array, Array]]:
+        """Yield factors and rows whose products give the sums of factor times vector.
+
+        Args:
+            factors: One for each sum, by the index of the vector.
+            num_sums: How many sums are wanted.
+        """
         spans: dict[int, dict[int, Array]] = {}
         for index, factor in factors.items():
             matrix, row = self._places[index]
             spans.setdefault(matrix, {})[row] = factor
         for matrix, rows in spans.items():
             first, last = min(rows), max(rows) + 1
-            weights = np.zeros((len(sums), last - first), np.float32)
+            weights = np.zeros((num_sums, last - first), np.float32)
             for row, factor in rows.items():
                 weights[:, row - first] = factor
-            sums += weights @ self._matrices[matrix][first:last]
+            yield weights, self._matrices[matrix][first:last]
 
 
 @dataclass(slots=True)
@@ -201,9 +209,21 @@ class MemoryLedger:
         series: dict[ClientId | None, dict[int, Array]] = {}
         for ref, column in zip(vectors, matrix.T, strict=True):
             series.setdefault(ref.client, {})[ref.round] = column
+        operands: list[tuple[Array, Array]] = []
         for client, factors in series.items():
             rows = self._steps if client is None else self._clients[client].rows
-            rows.accumulate(factors, sums)
+            operands += rows.factored(factors, len(sums))
+
+        def work(blocks: Iterable[int]) -> None:
+            scratch = np.empty((len(sums), BLOCK_VALUES), np.float32)
+            for block in blocks:
+                part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
+                total = sums[:, part]
+                for weights, matrix in operands:
+                    product = scratch[:, : total.shape[1]]
+                    total += np.matmul(weights, matrix[:, part], out=product)
+
+        run_blocks(work, -(-sums.shape[1] // BLOCK_VALUES))
         products = tuple(
             dot(self._row(vectors[left]), self._row(vectors[right]))
             for left, right in pairs
