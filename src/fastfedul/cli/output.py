@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -19,6 +20,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+_WIDE = 80
+_LONG = 20
+_PADDING, _FRAMED = 2, 3
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
@@ -54,12 +59,26 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
     """Print rows under headings; all columns but the first are aligned right."""
-    table = Table(title=title, title_justify="left")
+    width = out().width
+    # On a narrow screen frames would cost the width that words need to stay whole.
+    frame = box.HEAVY_HEAD if width >= _WIDE else None
+    words = [_longest_word([c, *(r[i] for r in rows)]) for i, c in enumerate(columns)]
+    fits = sum(words) + (_FRAMED if frame else _PADDING) * len(words) < width
+    table = Table(title=title, title_justify="left", box=frame)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table.add_column(
+            column,
+            justify="right" if number else "left",
+            overflow="fold",
+            min_width=words[number] if fits else None,
+        )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     out().print(table)
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return min(_LONG, max(len(word) for cell in cells for word in cell.split() or [""]))
 
 
 def warn(text: str) -> None:
