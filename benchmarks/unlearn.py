@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -77,6 +78,7 @@ class Sizes:
         growth_clients: Participants of each round while parameters or rounds grow.
         few_parameters: Values of the model while the number of clients grows.
         many_clients: Participants of each round when it has grown.
+        trained_rounds: Rounds of the small run that is really trained, and retrained.
     """
 
     parameters: int = 1_700_000
@@ -87,6 +89,7 @@ class Sizes:
     growth_clients: int = 2
     few_parameters: int = 170_000
     many_clients: int = 100
+    trained_rounds: int = 20
 
 
 QUICK = Sizes(
@@ -97,6 +100,7 @@ QUICK = Sizes(
     repetitions=3,
     few_parameters=7_000,
     many_clients=50,
+    trained_rounds=2,
 )
 
 
@@ -135,6 +139,7 @@ def main() -> None:
         measure_growth(folder, sizes, figures, display)
         measure_clients(folder, sizes, figures, display)
         measure_compaction(folder, sizes, figures, display)
+        measure_retraining(folder, sizes, figures, display)
         measure_dtypes(folder, sizes, figures)
     result = {
         **figures.results,
@@ -163,6 +168,13 @@ def forgotten_from_disk(path: Path) -> Flat:
     """Return the same from a ledger on disk, opened for it and closed again."""
     with LedgerReader(path) as ledger:
         return forgotten(ledger)
+
+
+def forgotten_per_coordinate(path: Path) -> Flat:
+    """Return the same with the damping per coordinate that is the default."""
+    with LedgerReader(path) as ledger:
+        request = UnlearnRequest(ledger, frozenset({TARGET}))
+        return FastFedUL(skew="coordinate")(request).delta.flat
 
 
 def measure_history(
@@ -402,15 +414,9 @@ def measure_compaction(
     with DiskLedger(paths["compact"]) as ledger:
         figures.seconds["compaction"] = seconds_of(ledger.compact)
     display.advance(task)
-    method = FastFedUL(skew="coordinate")
-
-    def answer(path: Path) -> Flat:
-        with LedgerReader(path) as ledger:
-            return method(UnlearnRequest(ledger, frozenset({TARGET}))).delta.flat
-
-    expected, found = answer(paths["full"]), answer(paths["compact"])
+    expected, found = map(forgotten_per_coordinate, paths.values())
     figures.seconds |= interleaved(
-        {name: partial(answer, path) for name, path in paths.items()},
+        {name: partial(forgotten_per_coordinate, p) for name, p in paths.items()},
         sizes.repetitions,
         partial(display.advance, task),
     )
@@ -424,6 +430,37 @@ def measure_compaction(
         figures.results[f"{name}_bytes"] = num_bytes
         figures.line(f"{name}_bytes", f"{num_bytes:,}")
         shutil.rmtree(path)
+
+
+def measure_retraining(
+    folder: Path, sizes: Sizes, figures: Figures, display: Progress
+) -> None:
+    """Time forgetting from rounds and from sums beside retraining a small run."""
+    if find_spec("torch") is None:
+        figures.results["retraining_over_compact"] = None
+        figures.line("retraining_over_compact", "not measured: needs the extra torch")
+        return
+    from fastfedul.comparing import compare
+    from fastfedul.experiment import RunConfig, train
+
+    task = display.add_task("retraining", total=2 + sizes.repetitions + 1)
+    run, compact = folder / "run", folder / "run-compact"
+    train(run, RunConfig(rounds=sizes.trained_rounds))
+    display.advance(task)
+    compared = compare(run, [TARGET], methods=["fast-fedul-auto"])
+    display.advance(task)
+    figures.seconds["retraining"] = compared.rows[1].seconds
+    shutil.copytree(run, compact)
+    with DiskLedger(compact) as ledger:
+        ledger.compact()
+    paths = {"of_run_full": run, "of_run_compact": compact}
+    figures.seconds |= interleaved(
+        {name: partial(forgotten_per_coordinate, p) for name, p in paths.items()},
+        sizes.repetitions,
+        partial(display.advance, task),
+    )
+    figures.ratio("retraining_over_compact", "retraining", "of_run_compact")
+    figures.ratio("retraining_over_full", "retraining", "of_run_full")
 
 
 def measure_dtypes(folder: Path, sizes: Sizes, figures: Figures) -> None:
