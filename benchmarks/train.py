@@ -68,6 +68,23 @@ if __name__ == "__main__":
     main()
 """
 
+ONLY_TRAINING = """
+import sys
+from pathlib import Path
+from benchmarks.train_setting import load_client, trainer
+from fastfedul.federation.local import train_client
+from fastfedul.federation.worker_process import keep_freed_memory
+
+keep_freed_memory()
+path, num_rounds, *numbers = Path(sys.argv[1]), *map(int, sys.argv[2:])
+clients = [load_client(path, number) for number in numbers]
+own = trainer()
+model = own.initial(0)
+for index in range(num_rounds):
+    for data in clients:
+        train_client(own, model, data, index, 0)
+"""
+
 PEAK = """
 import sys
 from multiprocessing import active_children
@@ -270,7 +287,7 @@ def measure_flower(
     }
     if find_spec("flwr") is None or find_spec("ray") is None:
         figures.notes.append("Flower is not installed: pip install 'fastfedul[flower]'")
-        for name in (*names.values(), "over_flower_run"):
+        for name in (*names.values(), "over_flower_run", "over_flower_run_possible"):
             figures.add(name, None, "", "Flower is not installed")
         return
     clients = mnist_clients(sizes.clients, sizes.flower_images)
@@ -289,9 +306,16 @@ def measure_flower(
             display.advance(task)
     own = seconds_of(lambda: run_ours(folder, sizes))
     theirs = seconds_of(lambda: run_flower(folder, sizes, "plain"))
-    figures.seconds |= {"our run": own, "Flower run, plain": theirs}
+    least = seconds_of(lambda: run_only_training(folder, sizes))
+    figures.seconds |= {
+        "our run": own,
+        "Flower run, plain": theirs,
+        "local training alone": least,
+    }
     behind = f"{theirs:.1f} s against {own:.1f} s"
     figures.add("over_flower_run", theirs / own, "at least 2", behind)
+    behind = f"{theirs:.1f} s against {least:.1f} s"
+    figures.add("over_flower_run_possible", theirs / least, "", behind)
     display.advance(task)
 
 
@@ -324,6 +348,17 @@ def run_ours(folder: Path, sizes: Sizes) -> None:
     script.write_text(WHOLE_RUN)
     numbers = (sizes.clients, sizes.flower_rounds)
     run_alone([script, folder / "clients.npz", *numbers], quiet=True)
+
+
+def run_only_training(folder: Path, sizes: Sizes) -> None:
+    """Train as many clients in two processes that exchange nothing: the least time."""
+    script = folder / "only_training.py"
+    script.write_text(ONLY_TRAINING)
+    shared = (script, folder / "clients.npz", sizes.flower_rounds)
+    halves = [range(i, sizes.clients, NUM_WORKERS) for i in range(NUM_WORKERS)]
+    with ThreadPoolExecutor(NUM_WORKERS) as pool:
+        for done in [pool.submit(run_alone, [*shared, *half]) for half in halves]:
+            done.result()
 
 
 def run_flower(

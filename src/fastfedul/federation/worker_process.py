@@ -125,7 +125,7 @@ class ModelArrays:
 def serve(connection: Connection, assignment: Assignment, number: int) -> None:
     """Do tasks as the worker of a number, until the connection is closed."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _keep_freed_memory()
+    keep_freed_memory()
     data = read_data(recv_handle(connection), assignment)
     with contextlib.suppress(Exception):
         # Loads the framework now, in all workers at once; a failure comes up again
@@ -192,7 +192,7 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let the C library keep what is freed for the next batch.
 
     By default glibc hands large blocks back to the system, which then has to clear
