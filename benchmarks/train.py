@@ -121,6 +121,7 @@ class Sizes:
         repetitions: Rounds each of the competitors has.
         recorded_rounds: Rounds that are recorded.
         flower_rounds: Rounds of a whole run.
+        runs: How often whole runs take turns.
         memory_clients: Numbers of clients between which memory is compared.
         memory_images: Images of all clients together.
         memory_rounds: Rounds after which memory is looked at.
@@ -132,6 +133,7 @@ class Sizes:
     repetitions: int = 5
     recorded_rounds: int = 8
     flower_rounds: int = 20
+    runs: int = 3
     memory_clients: tuple[int, int] = (10, 1_000)
     memory_images: int = 20_000
     memory_rounds: int = 3
@@ -143,6 +145,7 @@ QUICK = Sizes(
     repetitions=2,
     recorded_rounds=2,
     flower_rounds=3,
+    runs=1,
     memory_clients=(10, 100),
     memory_images=1_000,
     memory_rounds=2,
@@ -304,19 +307,28 @@ def measure_flower(
             target = "at least 1.3" if loop == "plain" else ""
             figures.add(name, theirs / own, target, behind)
             display.advance(task)
-    own = seconds_of(lambda: run_ours(folder, sizes))
-    theirs = seconds_of(lambda: run_flower(folder, sizes, "plain"))
-    least = seconds_of(lambda: run_only_training(folder, sizes))
-    figures.seconds |= {
-        "our run": own,
-        "Flower run, plain": theirs,
-        "local training alone": least,
-    }
-    behind = f"{theirs:.1f} s against {own:.1f} s"
-    figures.add("over_flower_run", theirs / own, "at least 2", behind)
-    behind = f"{theirs:.1f} s against {least:.1f} s"
-    figures.add("over_flower_run_possible", theirs / least, "", behind)
+    measure_runs(folder, sizes, figures)
     display.advance(task)
+
+
+def measure_runs(folder: Path, sizes: Sizes, figures: Figures) -> None:
+    """Compare whole runs, which take turns: this machine's speed drifts."""
+    runs: dict[str, Callable[[], object]] = {
+        "our run": partial(run_ours, folder, sizes),
+        "Flower run, plain": partial(run_flower, folder, sizes, "plain"),
+        "local training alone": partial(run_only_training, folder, sizes),
+    }
+    turns = [
+        {name: seconds_of(run) for name, run in runs.items()} for _ in range(sizes.runs)
+    ]
+    figures.seconds |= {name: median(turn[name] for turn in turns) for name in runs}
+    for name, other, target in (
+        ("over_flower_run", "our run", "at least 2"),
+        ("over_flower_run_possible", "local training alone", ""),
+    ):
+        ratios = sorted(turn["Flower run, plain"] / turn[other] for turn in turns)
+        behind = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(turns)} turns"
+        figures.add(name, median(ratios), target, behind)
 
 
 def take_turns(
