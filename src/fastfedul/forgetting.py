@@ -13,6 +13,7 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.ledger import WritableLedger, require_known
+from fastfedul.history.recording import check_name
 from fastfedul.params import norm
 from fastfedul.records import ClientId
 from fastfedul.unlearn.fast_fedul import FastFedUL
@@ -133,7 +134,15 @@ def _versions() -> dict[str, str]:
 def _checked(
     ledger: WritableLedger, clients: Iterable[ClientId]
 ) -> tuple[ClientId, ...]:
-    names = tuple(sorted(set(clients)))
+    if isinstance(clients, str):
+        raise InvalidInputError(
+            f"{clients!r:.80} is one name, and a list of names is wanted: "
+            f"[{clients!r:.80}]"
+        )
+    given = list(clients)
+    for name in given:
+        check_name(name)
+    names = tuple(sorted(set(given)))
     if not names:
         raise InvalidInputError("name at least one client")
     require_known(ledger, names)

@@ -356,3 +356,41 @@ def test_help_and_version() -> None:
     assert run("--version").stdout.startswith("fastfedul ")
     assert "Whom to forget" in run("forget", "--help").stdout
     run("frget", code=2)
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "led[/x]ger"
+    start = Params.of({"w": np.zeros(3)})
+    deltas = np.eye(3, dtype=np.float32)
+    with DiskLedger.create(path, Model(start)) as made:
+        updates = (
+            ClientUpdate(name, 0.5, Params(start.layout, delta))
+            for name, delta in zip(("[/x]", "[bold]c"), deltas, strict=False)
+        )
+        made.append(Round(0, tuple(updates)))
+    assert "[bold]c" in run("forget", path, "[bold]c", "--dry-run").stdout
+    assert "[/x]" in run("forget", path, "[/x]").stdout
+    assert "led[/x]ger" in run("ledger", "info", path).stdout.replace("\n", "")
+    assert "[bold]c" in run("ledger", "clients", path).stdout
+
+
+def test_erasing_later_still_writes_the_model_asked_for(
+    ledger: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "later.safetensors"
+    run("forget", ledger, "cyd", "--damping", 0.1)
+    cleaned = model_of(ledger)
+    found = run_json("forget", ledger, "cyd", "--erase", "--out", out)
+    assert found["model"] == str(out)
+    written = load_file(out)
+    flat = np.concatenate(
+        [written[name].ravel() for name in ("layer.weight", "layer.bias")]
+    )
+    np.testing.assert_array_equal(flat, cleaned)
+
+
+@pytest.mark.parametrize("skew", ["coordinate", "direction"])
+def test_json_always_has_a_damping(ledger: Path, skew: str) -> None:
+    found = run_json("forget", ledger, "cyd", "--skew", skew, "--dry-run")
+    assert found["skew"] == skew
+    assert found["damping"] is None

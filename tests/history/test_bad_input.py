@@ -795,3 +795,35 @@ def test_the_folder_one_stands_in_is_taken_or_refused_in_one_line(
     else:
         assert "\n" not in str(refused)
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [1e9, np.int64(10**9), True, "1e9"])
+def test_a_budget_that_is_no_int_is_refused_and_the_ledger_stays(
+    tmp_path: Path, value: Any
+) -> None:
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(params(0))) as ledger:
+        ledger.append(round_of(0, "a", "b"))
+        with pytest.raises(InvalidInputError, match="budget is a whole number"):
+            ledger.set_budget(value)
+    with pytest.raises(InvalidInputError, match="whole number"):
+        DiskLedger.create(tmp_path / "other", Model(params(0)), sums_every=value)
+    with pytest.raises(InvalidInputError, match="whole number"):
+        DiskLedger.create(tmp_path / "other", Model(params(0)), budget=value)
+    assert not (tmp_path / "other").exists()
+    with LedgerReader(path) as reader:
+        assert not verify(reader).problems
+
+
+@pytest.mark.parametrize("index", [0.0, "0", None, math.nan])
+def test_a_round_without_a_whole_number_is_refused(index: Any) -> None:
+    ledger = MemoryLedger.create(Model(params(0)))
+    with pytest.raises(InvalidInputError, match="number of a round"):
+        ledger.append(replace(round_of(0, "a"), index=index))
+    assert ledger.num_rounds == 0
+
+
+def test_in_a_round_that_never_was_nobody_took_part(tmp_path: Path) -> None:
+    with DiskLedger.create(tmp_path / "ledger", Model(params(0))) as ledger:
+        ledger.append(round_of(0, "a", "b"))
+        assert [len(ledger.updates_in(index)) for index in (-1, 0, 1)] == [0, 2, 0]

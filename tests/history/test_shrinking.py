@@ -593,3 +593,25 @@ def test_only_a_whole_training_can_be_recoded(tmp_path: Path) -> None:
     sums = ledger_at(tmp_path / "sums", history="sums")
     with sums, pytest.raises(LedgerError, match="sums"):
         recoded(sums, tmp_path / "other")
+
+
+@pytest.mark.parametrize("options", [{"budget": 10**8}, {"history": "sums"}])
+def test_the_catalogue_cannot_lose_what_is_kept_silently(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Flips around the entry of SQLite that says there is a table `policy`."""
+    path = tmp_path / "ledger"
+    with ledger_at(path, 2, **options) as ledger:
+        settings = ledger.settings
+    whole = (path / "index.sqlite").read_bytes()
+    entry = whole.index(b"tablepolicypolicy")
+    for place in range(entry - 8, entry + 25):
+        changed = bytearray(whole)
+        changed[place] ^= 0x20
+        (path / "index.sqlite").write_bytes(changed)
+        try:
+            with LedgerReader(path) as reader:
+                problems = verify(reader).problems
+                assert problems or reader.settings == settings, place
+        except LedgerError:
+            continue

@@ -24,6 +24,7 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
+from fastfedul.records import VectorRef
 
 LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
 Updates = Mapping[str, tuple[float, tuple[float, float]]]
@@ -339,3 +340,39 @@ def test_buffers_are_carried_over_untouched() -> None:
     forget(ledger, ["a"])
     assert ledger.final.buffers["count"] == 4
     assert ledger.final.buffers["mean"] == np.float32(0.75)
+
+
+def test_gammas_of_clients_that_hardly_differ_have_their_true_norms() -> None:
+    """Products in float32 say nothing of a ten-thousandth of the updates."""
+    rng = np.random.default_rng(3)
+    size, names = 100_000, ("a", "b", "c", "d")
+    ledger = MemoryLedger.create(Model(Params.of({"w": np.zeros(size)})))
+    base, norms = rng.normal(size=size), []
+    for index in range(3):
+        sent = (base + 1e-4 * rng.normal(size=(4, size))).astype(np.float32)
+        ledger.append(
+            Round(
+                index,
+                tuple(
+                    ClientUpdate(name, 0.25, Params.of({"w": row}))
+                    for name, row in zip(names, sent, strict=True)
+                ),
+            )
+        )
+        mean = sent.astype(float).mean(axis=0)
+        norms.append(np.linalg.norm(sent[1:].astype(float).mean(axis=0) - mean))
+    np.testing.assert_allclose(without(ledger, "a").gamma_norms, norms, rtol=0.01)
+
+
+@pytest.mark.parametrize("clients", ["ab", [3], [None], [""]])
+def test_names_that_are_no_list_of_names_are_refused(clients: Any) -> None:
+    ledger = ledger_of({"a": (0.5, (1, 0)), "b": (0.5, (0, 1))})
+    with pytest.raises(InvalidInputError, match="name"):
+        forget(ledger, clients)
+    assert {entry.state for entry in ledger.clients().values()} == {"active"}
+
+
+def test_a_vector_named_twice_counts_twice() -> None:
+    ledger = ledger_of({"a": (1.0, (1, 2))})
+    twice = ledger.combine([VectorRef(0, "a")] * 2, [[1, 2]])
+    np.testing.assert_array_equal(twice.sums, [[3, 6]])

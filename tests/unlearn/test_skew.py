@@ -23,6 +23,7 @@ from fastfedul import (
     forget,
 )
 from fastfedul.history.views import KeptView
+from fastfedul.unlearn.fast_fedul import Skew
 
 SIZE = 40
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -246,3 +247,52 @@ def test_a_recursion_sees_the_history_of_the_moment_it_was_called(
             answers = method.sweep_spreads(request, [0.5])
             forget(ledger, ["b"], erase=True)
             np.testing.assert_array_equal(next(answers).delta.flat, expected)
+
+
+def on_disk(path: Path, rounds: list[Round]) -> Path:
+    with DiskLedger.create(path, Model(Params.zeros(LAYOUT))) as ledger:
+        for round_ in rounds:
+            ledger.append(round_)
+    return path
+
+
+def alone_with(target: str, others: tuple[str, ...]) -> list[Round]:
+    """Return rounds in which those who stay all send the same."""
+    rng = np.random.default_rng(17)
+    rounds = []
+    for index in range(10):
+        own, same = rng.normal(0, 0.1, (2, SIZE)).astype(np.float32)
+        names = (target, *others)
+        updates = tuple(
+            ClientUpdate(
+                name, 1 / len(names), Params(LAYOUT, own if name == target else same)
+            )
+            for name in names
+        )
+        rounds.append(Round(index, updates))
+    return rounds
+
+
+@pytest.mark.parametrize("skew", ["coordinate", "direction"])
+@pytest.mark.parametrize("others", [("b",), ("b", "c", "d")])
+def test_where_those_who_stay_do_not_differ_all_of_it_goes(
+    tmp_path: Path, skew: Skew, others: tuple[str, ...]
+) -> None:
+    rounds = alone_with("a", others)
+    kept = on_disk(tmp_path / "rounds", rounds)
+    for ledger in (memory(rounds), LedgerReader(kept)):
+        request = UnlearnRequest(ledger, frozenset({"a"}))
+        undamped = FastFedUL(skew="none")(request).delta.flat
+        found = FastFedUL(skew=skew)(request).delta.flat
+        np.testing.assert_allclose(found, undamped, rtol=1e-5, atol=1e-7)
+
+
+def test_rounding_is_no_spread_in_a_ledger_of_sums_either(tmp_path: Path) -> None:
+    rounds = alone_with("a", ("b",))
+    path = on_disk(tmp_path / "rounds", rounds)
+    request = UnlearnRequest(memory(rounds), frozenset({"a"}))
+    undamped = FastFedUL(skew="none")(request).delta.flat
+    with DiskLedger(path) as ledger:
+        ledger.compact()
+        found = FastFedUL()(UnlearnRequest(ledger, frozenset({"a"}))).delta.flat
+    np.testing.assert_allclose(found, undamped, rtol=1e-4, atol=1e-6)

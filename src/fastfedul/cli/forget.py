@@ -189,7 +189,7 @@ def forget_clients(
                 "erase it with a command of its own"
             )
         if late:
-            facts = _erase_only(ledger, names, dry_run=dry_run)
+            facts = _erase_only(ledger, names, out_file)
         else:
             compute: Callable[[UnlearnRequest], Removal] = method
             if validation is not None:
@@ -254,12 +254,15 @@ def _certify(ledger: LedgerReader, key: SigningKey | None) -> str:
 
 
 def _erase_only(
-    ledger: LedgerReader, names: Sequence[ClientId], *, dry_run: bool
+    ledger: LedgerReader, names: Sequence[ClientId], out_file: Path | None
 ) -> dict[str, Any]:
     rounds = {update.round for name in names for update in ledger.updates_of(name)}
-    if isinstance(ledger, DiskLedger) and not dry_run:
-        with err().status("rewriting the history"):
-            erase(ledger, names)
+    # The model was cleaned when they were forgotten; it is handed out as it is.
+    writing = model_written(out_file, ledger.final) if out_file else nullcontext()
+    with writing:
+        if isinstance(ledger, DiskLedger):
+            with err().status("rewriting the history"):
+                erase(ledger, names)
     unknown = (
         "coverage",
         "skew",
@@ -284,6 +287,7 @@ def _facts(result: Removal, method: FastFedUL) -> dict[str, Any]:
         "rounds": result.rounds,
         "coverage": result.coverage,
         "coverage_by_client": dict(result.coverage_by_client),
+        "damping": None,
         **settings_of(method, result),
         "delta_norm": norm(result.delta.flat),
         "standard_error": result.standard_error,

@@ -47,7 +47,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Print names and values below each other."""
-    table = Table(title=title, show_header=False, title_justify="left", box=None)
+    table = Table(
+        title=escape(title), show_header=False, title_justify="left", box=None
+    )
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
@@ -64,7 +66,7 @@ def print_table(
     frame = box.HEAVY_HEAD if width >= _WIDE else None
     words = [_longest_word([c, *(r[i] for r in rows)]) for i, c in enumerate(columns)]
     fits = sum(words) + (_FRAMED if frame else _PADDING) * len(words) < width
-    table = Table(title=title, title_justify="left", box=frame)
+    table = Table(title=escape(title), title_justify="left", box=frame)
     for number, column in enumerate(columns):
         table.add_column(
             column,

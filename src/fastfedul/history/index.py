@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.history.index_errors import redefined, sqlite_errors
 from fastfedul.history.schema import (
     BY_CLIENT,
     COUNTED,
@@ -21,6 +22,8 @@ from fastfedul.history.schema import (
     REQUEST_TABLES,
     Row,
     Value,
+    catalogue,
+    catalogued,
     definition,
     definitions,
     digest_of,
@@ -31,6 +34,8 @@ from fastfedul.history.schema import (
 _TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
 
 _DIGESTS_AT_ONCE = 500
+
+_CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 Span = tuple[int, int]
 
@@ -53,7 +58,7 @@ class Index:
                 timeout=_TIMEOUT_SECONDS,
                 check_same_thread=False,
             )
-            with self._errors():
+            with sqlite_errors(self.path):
                 # Deleted rows are overwritten, not only unlinked.
                 self._connection.execute("PRAGMA secure_delete=ON")
                 self._connection.execute("PRAGMA synchronous=EXTRA")
@@ -86,13 +91,11 @@ class Index:
         Raises:
             LedgerDamagedError: If they are missing for another reason than age.
         """
-        found = self._definitions()
-        if all(definition(table) in found for table in REQUEST_TABLES):
+        found = self._catalogue()
+        if all(catalogued(definition(table)) in found for table in REQUEST_TABLES):
             return True
-        if found != sorted(definitions(without=REQUEST_TABLES)):
-            raise LedgerDamagedError(
-                f"{self.path} is damaged: the definition of a table was changed"
-            )
+        if found != catalogue(without=REQUEST_TABLES):
+            raise redefined(self.path)
         return False
 
     def put_policy(self, history: str, budget: int | None, scatter: Value) -> None:
@@ -102,9 +105,17 @@ class Index:
         self.replace("policy", (1, history, budget, scatter))
 
     def has(self, table: str) -> bool:
-        """Return whether there is an optional table."""
-        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-        return self._execute(sql, (table,)).fetchone() is not None
+        """Return whether there is an optional table.
+
+        Raises:
+            LedgerDamagedError: If what SQLite says of it contradicts itself.
+        """
+        wanted = definition(table)
+        sql = f"{_CATALOGUE} WHERE ? IN (name, tbl_name) OR sql = ?"
+        found = self._execute(sql, (table, wanted)).fetchall()
+        if found and found != [catalogued(wanted)]:
+            raise redefined(self.path)
+        return bool(found)
 
     def references(self) -> list[tuple[str, str]]:
         """Return every column that refers to an array."""
@@ -114,7 +125,7 @@ class Index:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Hold one consistent view of the index."""
-        with self._errors():
+        with sqlite_errors(self.path):
             if self._connection.in_transaction:
                 yield
                 return
@@ -128,7 +139,7 @@ class Index:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Commit everything or, on any error, nothing."""
-        with self._errors():
+        with sqlite_errors(self.path):
             if self._connection.in_transaction:
                 raise LedgerError("a ledger cannot be changed inside its snapshot")
             self._execute("BEGIN IMMEDIATE")
@@ -272,13 +283,12 @@ class Index:
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
         without = (), REQUEST_TABLES
-        return self._definitions() in [sorted(definitions(without=w)) for w in without]
+        return self._catalogue() in [catalogue(without=tables) for tables in without]
 
-    def _definitions(self) -> list[str]:
+    def _catalogue(self) -> set[Row]:
         """Return how tables and indexes are defined, optional ones aside."""
-        found = self._execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        optional = {definition(table) for table in OPTIONAL}
-        return sorted({str(row[0]) for row in found} - optional)
+        found = set(self._execute(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
+        return found - {catalogued(definition(table)) for table in OPTIONAL}
 
     def first_kept_round(self) -> int | None:
         """Return the first round that seems to have a stored update.
@@ -357,32 +367,6 @@ class Index:
 
     def _execute(self, sql: str, arguments: Sequence[Value] = ()) -> sqlite3.Cursor:
         return self._connection.execute(sql, arguments)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            text = str(error)
-            if "disk is full" in text or "database or disk" in text:
-                raise LedgerError(
-                    f"the disk is full: nothing was recorded in {self.path.parent}"
-                ) from None
-            if "readonly" in text:
-                raise LedgerError(f"{self.path} is read-only") from None
-            if "locked" in text or "busy" in text:
-                raise LedgerError(
-                    f"{self.path} is in use by another program; try again"
-                ) from None
-            if "unable to open" in text:
-                raise LedgerError(f"cannot open {self.path}: {error}") from None
-            if "disk I/O" in text:
-                raise LedgerError(f"cannot read or write {self.path}: {text}") from None
-            raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
-        except sqlite3.ProgrammingError as error:
-            raise LedgerError(f"{self.path} cannot be used: {error}") from None
-        except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
-            raise LedgerDamagedError(f"{self.path} is damaged: {error}") from None
 
 
 def _int(value: Value) -> int:

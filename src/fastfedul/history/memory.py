@@ -208,7 +208,8 @@ class MemoryLedger:
         sums = np.zeros((len(matrix), self._settings.layout.size), np.float32)
         series: dict[ClientId | None, dict[int, Array]] = {}
         for ref, column in zip(vectors, matrix.T, strict=True):
-            series.setdefault(ref.client, {})[ref.round] = column
+            own = series.setdefault(ref.client, {})
+            own[ref.round] = own.get(ref.round, 0) + column
         operands: list[tuple[Array, Array]] = []
         for client, factors in series.items():
             rows = self._steps if client is None else self._clients[client].rows

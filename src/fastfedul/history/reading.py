@@ -103,8 +103,10 @@ class LedgerReader(OpenLedger):
             )
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client."""
+        """Return who took part in a round, sorted by client; nobody if none was."""
         with self.index.reading():
+            if not 0 <= index < self.num_rounds:
+                return ()
             round_ = fields("rounds", self.index.one("rounds", round=index))
             rows = [
                 fields("updates", row)

@@ -77,6 +77,10 @@ def prepare(
     Raises:
         InvalidInputError: If anything about the round is wrong.
     """
+    if not isinstance(round_.index, int | np.integer):
+        raise InvalidInputError(
+            f"the number of a round is a whole number, not {round_.index!r:.40}"
+        )
     index = int(round_.index)
     if index != num_rounds:
         raise InvalidInputError(

@@ -181,9 +181,21 @@ def definition(table: str) -> str:
     return f"CREATE TABLE {table} ({columns}, digest BLOB{key}){rowid}"
 
 
+def catalogued(statement: str) -> tuple[str, str, str, str]:
+    """Return the row of SQLite's catalogue for what a statement creates."""
+    _, kind, name, *rest = statement.split()
+    table = rest[1] if kind == "INDEX" else name
+    return kind.lower(), name, table, statement
+
+
 def definitions(*, without: tuple[str, ...] = ()) -> list[str]:
     """Return the statements that create the tables and indexes of every ledger."""
     return [
         *(definition(table) for table in COLUMNS if table not in without),
         "CREATE INDEX updates_by_round ON updates (round, client)",
     ]
+
+
+def catalogue(*, without: tuple[str, ...] = ()) -> set[Row]:
+    """Return what SQLite's catalogue has for the tables of every ledger."""
+    return {catalogued(statement) for statement in definitions(without=without)}

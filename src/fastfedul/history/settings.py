@@ -46,6 +46,12 @@ class LedgerSettings:
                     f"unknown storage dtype {dtype!r}; "
                     f"choose {', '.join(STORAGE_DTYPES)}"
                 )
+        for name, value in (("sums_every", self.sums_every), ("budget", self.budget)):
+            # What a row of the index says must come back from SQLite as it was.
+            if value is not None and type(value) is not int:
+                raise InvalidInputError(
+                    f"{name} is a whole number, not {value!r:.40}; write it as an int"
+                )
         if self.sums_every < 1:
             raise InvalidInputError("running sums are written every 1 or more rounds")
         if self.history not in ("rounds", "sums"):

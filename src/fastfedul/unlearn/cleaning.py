@@ -21,6 +21,7 @@ class CleanedStep:
         factors: Their factors.
         before: Share of the original participants that was left before the request.
         left: Share that stays; 0 if nobody does.
+        num_left: How many clients stay.
     """
 
     index: int
@@ -28,6 +29,7 @@ class CleanedStep:
     factors: tuple[float, ...]
     before: float
     left: float
+    num_left: int
 
 
 def cleaned_steps(
@@ -57,6 +59,7 @@ def _cleaned(
     of_step, of_updates = without(round_, gone)
     kept = [(u, f) for u, f in zip(gone, of_updates, strict=True) if u.kept]
     left = before - sum(update.share for update in asked)
+    num_left = round_.num_updates - len(gone)
     return CleanedStep(
         round_.index,
         (
@@ -65,5 +68,6 @@ def _cleaned(
         ),
         (of_step, *(factor for _, factor in kept)),
         before,
-        left if len(gone) < round_.num_updates else 0.0,
+        left if num_left > 0 else 0.0,
+        num_left,
     )

@@ -41,6 +41,8 @@ DIRECTED_SPREAD = 0.2
 MAX_ROWS = 512
 _READ_AT_ONCE = 64
 _LEAST = 1e-6
+_ROUNDING = 1e-10
+"""Below this part of the updates' own squares, what they differ by is rounding."""
 """Smallest eigenvalue that counts, relative to the largest; below it is rounding."""
 
 
@@ -108,7 +110,8 @@ def directed_difference(
     num_updates = sum(len(part.updates) for part in parts)
     gram, products = _products(ledger, parts, removed, min(max_rows, num_updates))
     found, vectors = np.linalg.eigh(gram)
-    kept = found > _LEAST * found.max(initial=0.0)
+    longest = sum(u.weight * u.norm**2 for part in parts for u in part.updates)
+    kept = found > max(_LEAST * found.max(initial=0.0), _ROUNDING * longest)
     if not kept.any():
         return Directed(removed, num_updates, 0)
     values, vectors = found[kept], vectors[:, kept]
@@ -138,7 +141,7 @@ def _parts(
             [u for u in ledger.updates_in(step.index) if u.kept and u.client in stay],
         )
         for step in cleaned
-        if step.left > 0
+        if step.num_left > 1  # A client alone does not differ from anybody.
     ]
     count = sum(len(updates) for _, updates in by_round)
     rows, signs = np.arange(count), np.ones(count)

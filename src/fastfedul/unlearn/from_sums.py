@@ -36,7 +36,7 @@ from fastfedul.history.participation import (
 )
 from fastfedul.params import Flat, norm
 from fastfedul.records import ClientId, RoundEntry
-from fastfedul.unlearn.skew import CoordinateTerms, coordinate_terms
+from fastfedul.unlearn.skew import CoordinateTerms, coordinate_terms, difference_of
 from fastfedul.unlearn.tracing import Leaving
 
 _WORTH_SAYING = 1e-4
@@ -68,14 +68,15 @@ def terms_of(
     of_scatter = scatter_factors(here, gone)
     size = ledger.settings.layout.size
     joint, removed = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    spread = ledger.scatter()
+    scatter = ledger.scatter()
+    of_gone = np.zeros_like(scatter)
     off = 0.0
     for name in sorted(gone):
         sums = ledger.own_sums(name)
         again = before.get(name, Factor(0.0, 0.0))
         joint += np.float32(after[name].value) * sums.difference
         removed += np.float32(after[name].value - again.value) * sums.difference
-        spread -= np.float32(of_scatter[name].value) * sums.scatter
+        of_gone += np.float32(of_scatter[name].value) * sums.scatter
         off += after[name].off + again.off
     notes = _notes(ledger, off / (norm(removed) or 1.0), several=len(gone) > 1)
     persistence, off = _persistence(ledger, here, earlier, gone, joint)
@@ -83,11 +84,14 @@ def terms_of(
     left = math.fsum(
         (1 - r.removed_share) * (1 - here.share_of(gone, r.index)) for r in rounds
     )
-    spread /= np.float32(left or 1.0)
+    if all(len(set(places) - gone) <= 1 for places in here.places.values()):
+        # A client alone does not differ from anybody; what is left is rounding.
+        of_gone, persistence = scatter, np.zeros_like(persistence)
+    spread, clipped = difference_of(scatter, of_gone)
     return CoordinateTerms(
         removed=removed,
-        clipped=float(np.mean(spread < 0)),
-        spread=np.maximum(spread, 0, out=spread),
+        clipped=clipped,
+        spread=spread / np.float32(left or 1.0),
         persistence=persistence,
         gamma_norms=tuple(
             here.reach_of(asked, r.index) if asked else 0.0 for r in rounds

@@ -33,6 +33,8 @@ from fastfedul.unlearn.cleaning import CleanedStep, cleaned_steps
 from fastfedul.unlearn.tracing import Leaving, trace
 
 _BYTES_AT_ONCE = 128 << 20
+_ROUNDING = 1e-5
+"""Below this part of the squares it is the difference of, a spread is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +114,43 @@ def coordinate_terms(
     stayers = _stayers(ledger, removal)
     total = float(sum(step.left for step in cleaned))
     before = float(np.mean([step.before for step in cleaned])) if cleaned else 1.0
-    spread = -_sum_of_squares(ledger, cleaned)
-    persistence = np.zeros_like(spread)
+    of_steps = _sum_of_squares(ledger, cleaned)
+    squares = np.zeros_like(of_steps)
+    persistence = np.zeros_like(of_steps)
     num_unseen = 0
-    for names in _groups(stayers, spread.nbytes):
+    for names in _groups(stayers, squares.nbytes):
         expected = _expected(ledger, cleaned, [stayers[name] for name in names])
         for name, own in zip(names, expected, strict=True):
             sums = ledger.running_sums(name)
-            spread += sums.squared
+            squares += sums.squared
             persistence += np.square(sums.weighted - own)
             num_unseen += sums.num_unseen
-    spread /= np.float32(total or 1.0)
-    clipped = float(np.mean(spread < 0))
+    if all(step.num_left <= 1 for step in cleaned):
+        # A client alone does not differ from anybody; what is left is rounding.
+        of_steps, persistence = squares, np.zeros_like(persistence)
+    spread, clipped = difference_of(squares, of_steps)
     return CoordinateTerms(
         removed=traced.sums[0],
-        spread=np.maximum(spread, 0, out=spread),
+        spread=spread / np.float32(total or 1.0),
         persistence=persistence / np.float32(max(1, len(stayers)) * before**2),
         clipped=clipped,
         gamma_norms=traced.gamma_norms,
         num_unseen=num_unseen,
         movement=ledger.final.params.flat - ledger.initial.params.flat,
     )
+
+
+def difference_of(squares: Flat, others: Flat) -> tuple[Flat, float]:
+    """Return a spread, and the share of its values that came out negative.
+
+    Args:
+        squares: A sum of squares.
+        others: The part of it that is no spread.
+    """
+    found = squares - others
+    found[np.abs(found) <= np.float32(_ROUNDING) * squares] = 0
+    clipped = float(np.mean(found < 0))
+    return np.maximum(found, 0, out=found), clipped
 
 
 def _stayers(ledger: Ledger, removal: Leaving) -> dict[ClientId, dict[int, float]]:

@@ -15,6 +15,9 @@ from fastfedul.history.ledger import Ledger, vector
 from fastfedul.params import Array, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
+_TOLD = 1e-4
+"""Part of its terms that a squared norm must be, for products in float32 to tell it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
@@ -109,9 +112,9 @@ def gamma_factors(removal: Leaving) -> tuple[list[VectorRef], list[float]]:
     for round_ in removal.rounds:
         earlier = removal.earlier.get(round_.index, ())
         terms = _gamma_terms(round_, asked[round_.index], earlier)
-        refs += [VectorRef(round_.index)]
-        refs += [VectorRef(u.round, u.client) for u in terms.updates]
-        factors += [terms.of_step, *terms.of_updates]
+        own, of_own = terms.combination(round_.index)
+        refs += own
+        factors += of_own[0].tolist()
     return refs, factors
 
 
@@ -138,9 +141,15 @@ def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
         return Traced(sums, tuple(gamma_norms), 0)
     columns = [ref.round for ref in refs]
     combination = ledger.combine(refs, decays[:, columns] * np.array(factors), pairs)
+    bytes_read = combination.bytes_read
     for round_, (terms, span) in zip(removal.rounds, spans, strict=True):
-        gamma_norms[round_.index] = terms.norm(combination.products[span])
-    return Traced(combination.sums, tuple(gamma_norms), combination.bytes_read)
+        length = terms.norm(combination.products[span])
+        if length is None:
+            alone = ledger.combine(*terms.combination(round_.index))
+            length = norm(alone.sums[0])
+            bytes_read += alone.bytes_read
+        gamma_norms[round_.index] = length
+    return Traced(combination.sums, tuple(gamma_norms), bytes_read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +170,23 @@ class _GammaTerms:
     gram: Array
     unknown: tuple[tuple[int, int], ...]
 
-    def norm(self, products: Sequence[float]) -> float:
-        """Return the norm of gamma, given the products that were unknown."""
+    def combination(self, index: int) -> tuple[list[VectorRef], Array]:
+        """Return the vectors of gamma and their factors."""
+        refs = [VectorRef(index), *(VectorRef(index, u.client) for u in self.updates)]
+        return refs, np.array([[self.of_step, *self.of_updates]])
+
+    def norm(self, products: Sequence[float]) -> float | None:
+        """Return the norm of gamma, given the products that were unknown.
+
+        None if it is so small a difference of large numbers that these do not say it.
+        """
         gram = self.gram.copy()
         for (i, j), product in zip(self.unknown, products, strict=True):
             gram[i, j] = gram[j, i] = product
         factors = np.array([self.of_step, *self.of_updates])
-        # Rounding, and storage in fewer bits, may leave a tiny negative number.
-        return math.sqrt(max(0.0, float(factors @ gram @ factors)))
+        parts = factors[:, None] * gram * factors
+        found = float(parts.sum())
+        return math.sqrt(found) if found > _TOLD * np.abs(parts).sum() else None
 
 
 def _gamma_terms(
