@@ -252,3 +252,80 @@ def test_the_demo_shows_an_attack_that_is_forgotten(tmp_path: Path) -> None:
     assert rows["fast-fedul"]["backdoor"] <= rows["retrained"]["backdoor"] + 0.10
     assert rows["fast-fedul"]["main"] >= rows["retrained"]["main"] - 0.07
     assert Path(answer["report"]).is_file()
+
+
+def test_a_report_after_forgetting_shows_the_model_as_it_is(
+    run: Path, tmp_path: Path
+) -> None:
+    """The order of the README: train, forget, train on, report."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    deployed = folder / "model.safetensors"
+    before = deployed.read_bytes()
+    fastfedul("forget", folder, "client-0", "--erase")
+    assert deployed.read_bytes() != before
+    with LedgerReader(folder) as ledger:
+        layout = ledger.settings.layout
+        np.testing.assert_array_equal(
+            read_model(deployed, layout=layout).params.flat, ledger.final.params.flat
+        )
+    fastfedul("train", folder, "--resume", "--rounds", 10)
+    fastfedul("report", folder)
+    page = (folder / "report.html").read_text("utf-8")
+    assert "A model of digits without client-0" in page
+    assert "client-0 after round 8" in page
+    assert ">Now<" in page
+    assert ">Retrained<" in page
+    assert "every attacker has gone" in fastfedul("compare", folder, code=1)
+
+
+def test_a_run_that_nobody_left_has_a_report(tmp_path: Path) -> None:
+    train(tmp_path / "run", RunConfig(clients=2, rounds=1, epochs=1, workers=1))
+    fastfedul("report", tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "<h1>A model of digits</h1>" in page
+    assert ">Retrained<" not in page
+
+
+@pytest.mark.parametrize("place", ["config.toml", "ledger/page.html", "metrics.jsonl"])
+def test_a_page_is_not_written_over_the_run(run: Path, place: str) -> None:
+    before = sorted(run.rglob("*")), (run / "config.toml").read_bytes()
+    for command in ("report", "compare"):
+        said = fastfedul(command, run, "--out", run / place, code=1)
+        assert "place of the run" in said
+    assert (sorted(run.rglob("*")), (run / "config.toml").read_bytes()) == before
+
+
+def test_a_damaged_retrained_model_is_made_anew(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    rows = compare(folder, methods=["fast-fedul"]).rows
+    [facts] = folder.glob("retrained-*.json")
+    for damaged in (facts, facts.with_suffix(".safetensors")):
+        damaged.write_bytes(b"{")
+        again = compare(folder, methods=["fast-fedul"]).rows
+        assert [row.main for row in again] == [row.main for row in rows]
+
+
+def test_a_planned_forgetting_that_is_refused_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("--rounds", 2, "--clients", 4, "--epochs", 1, "--train-size", 200)
+    options += ("--workers", 1, "--keep", "optimal:1", "--forget", "client-0@1")
+    said = fastfedul("train", folder, *options, code=1)
+    assert "--minimum-coverage 0" in said
+    fastfedul("forget", folder, "client-0", "--minimum-coverage", 0)
+    fastfedul("train", folder, "--resume")
+
+
+def test_applying_a_request_replaces_the_model_of_the_run(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    fastfedul("request", "add", folder, "client-0")
+    fastfedul("request", "apply", folder)
+    with LedgerReader(folder) as ledger:
+        deployed = read_model(
+            folder / "model.safetensors", layout=ledger.settings.layout
+        )
+        np.testing.assert_array_equal(deployed.params.flat, ledger.final.params.flat)

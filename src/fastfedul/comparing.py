@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,12 @@ from fastfedul.history.schema import digest_of
 from fastfedul.history.views import KeptView
 from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.records import ClientId, Model
+from fastfedul.report.content import NOW
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import Unlearner, UnlearnRequest, measured
 from fastfedul.unlearn.registry import DAMPED, SERVER_ONLY, find_method
 from fastfedul.unlearn.retrain import Retrain
+from fastfedul.whole_files import write_whole
 
 DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
 """Dampings of the curve that a comparison shows."""
@@ -82,8 +84,9 @@ class Comparison:
 
     Attributes:
         prepared: Data, attack and model of the run.
-        forget: Whom the methods forgot.
-        rows: `before`, `retrained`, then a row per method.
+        forget: Whom the methods forgot, or who had gone before.
+        rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
+            has gone, `retrained`.
         sweep: Fast-FedUL with several dampings; empty for a ledger of sums.
         keeping: Whom optimal keeping prefers.
         damping: The damping of the rows.
@@ -117,7 +120,7 @@ def compare(
 
     Args:
         folder: The run.
-        forget: Whom to forget; the attackers by default.
+        forget: Whom to forget; by default the attackers that are still there.
         methods: Names of methods.
         damping: The damping of Fast-FedUL and its variants.
         settings: Settings of methods, by name of the method and of the setting.
@@ -125,9 +128,11 @@ def compare(
     """
     config = load_config(folder)
     prepared = prepare(config)
-    names = tuple(sorted(set(forget or prepared.attack.attackers)))
+    attackers = prepared.attack.attackers
+    names = tuple(sorted(set(forget) or active_attackers(folder, prepared)))
     if not names:
-        raise InvalidInputError("nobody attacks in this run; name a client to forget")
+        why = "every attacker has gone from" if attackers else "nobody attacks in"
+        raise InvalidInputError(f"{why} this run; name a client to forget")
     chosen = find_methods(methods, prepared, damping, settings or {})
     helped = any(needs_help(method) for method in chosen.values())
     with (
@@ -178,6 +183,41 @@ def compare(
     return Comparison(
         prepared, names, tuple(rows), sweep, keeping, damping, refused, settings or {}
     )
+
+
+def active_attackers(folder: Path, prepared: Prepared) -> set[ClientId]:
+    """Return the attackers that nobody has forgotten yet."""
+    with LedgerReader(folder) as ledger:
+        known = ledger.clients()
+    return {
+        name
+        for name in prepared.attack.attackers
+        if name not in known or known[name].state == "active"
+    }
+
+
+def look_back(folder: Path, say: Say) -> Comparison:
+    """Compare the model of a finished run with one retrained without who has gone."""
+    prepared = prepare(load_config(folder))
+    with LedgerReader(folder) as ledger, _unchanged(ledger):
+        _check(ledger, (), prepared.config.rounds)
+        known = ledger.clients()
+        gone = tuple(sorted(n for n, entry in known.items() if entry.state != "active"))
+        questions = questions_of(prepared, gone)
+        predict = prepared.trainer.predict
+        now = ask(predict, ledger.final, questions)
+        rows = [replace(_row(NOW, now, questions, now, now), closeness=None, kl=None)]
+        if gone and len(gone) < len(known):
+            reference, seconds, calls = retrained_model(
+                folder, prepared, ledger, gone, say
+            )
+            again = ask(predict, reference, questions)
+            rows = [
+                _row(NOW, now, questions, now, again),
+                _row("retrained", again, questions, now, again, seconds, calls),
+            ]
+        keeping = keeping_of(ledger, prepared.attack.attackers)
+    return Comparison(prepared, gone, tuple(rows), (), keeping, 0.0, {})
 
 
 @contextmanager
@@ -339,10 +379,12 @@ def retrained_model(
     path = folder / f"retrained-{key}.safetensors"
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
-        stored = json.loads(facts.read_text("utf-8"))
         buffers = frozenset(ledger.initial.buffers)
-        model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
-        return model, float(stored["seconds"]), int(stored["client_calls"])
+        # What is damaged is made anew.
+        with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
+            stored = json.loads(facts.read_text("utf-8"))
+            model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
+            return model, float(stored["seconds"]), int(stored["client_calls"])
     method = Retrain(progress=lambda index: say("retraining", index + 1, config.rounds))
     with start_workers(prepared) if workers is None else nullcontext(workers) as own:
         federation = federation_for(prepared, own)
@@ -350,5 +392,5 @@ def retrained_model(
     model = done.model(ledger.initial)
     stored = {"seconds": done.seconds, "client_calls": done.client_calls}
     with model_written(path, model):
-        facts.write_text(json.dumps(stored))
+        write_whole(facts, json.dumps(stored))
     return model, done.seconds, done.client_calls

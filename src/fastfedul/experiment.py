@@ -22,7 +22,7 @@ from fastfedul.certificates import certificates_folder, write_certificates
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.rounds import advance
 from fastfedul.federation.workers import Workers
-from fastfedul.forgetting import forget
+from fastfedul.forgetting import forget_as_planned
 from fastfedul.history.folder import INDEX
 from fastfedul.history.ledger import params_at, vector
 from fastfedul.history.model_files import model_written
@@ -48,6 +48,7 @@ from fastfedul.run_config import (
     findable,
     read_options,
 )
+from fastfedul.run_model import FINAL
 from fastfedul.signing import SigningKey, find_key
 
 __all__ = [
@@ -67,7 +68,6 @@ __all__ = [
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
-FINAL = "model.safetensors"
 
 Progress = Callable[[RoundMetrics], None]
 
@@ -358,7 +358,7 @@ def _forget_due(ledger: DiskLedger, config: RunConfig) -> bool:
     ]
     if due:
         for client in due:
-            forget(ledger, [client])
+            forget_as_planned(ledger, client)
         write_certificates(ledger, certificates_folder(ledger.path), _key())
     return bool(due)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.history.ledger import WritableLedger, require_known
 from fastfedul.history.recording import check_name
 from fastfedul.params import norm
@@ -42,6 +42,22 @@ def forget(
     result = method(UnlearnRequest(ledger, frozenset(names)))
     commit(ledger, method, result, erase=erase)
     return result
+
+
+def forget_as_planned(ledger: WritableLedger, client: ClientId) -> None:
+    """Forget a client that a run's options name.
+
+    Raises:
+        UnlearnRefusedError: If the method refuses; says how the run can go on.
+    """
+    try:
+        forget(ledger, [client])
+    except UnlearnRefusedError as error:
+        raise UnlearnRefusedError(
+            f"{client!r:.80} was to be forgotten now: {error}; the rounds so far are "
+            "recorded: forget it with `fastfedul forget` and --minimum-coverage 0, "
+            "then go on with --resume"
+        ) from None
 
 
 def commit(

@@ -17,6 +17,7 @@ from fastfedul.evaluate.comparison import Evaluation
 from fastfedul.experiment import METRICS
 from fastfedul.history.reading import LedgerReader
 from fastfedul.report.content import (
+    NOW,
     Contributions,
     ExampleImages,
     Report,
@@ -46,7 +47,7 @@ def row_of(evaluation: Evaluation) -> Row:
         mia_auc=evaluation.membership.auc if evaluation.membership else None,
         distance=near.distance if near else None,
         angle_degrees=near.last_layer_angle_degrees if near else None,
-        seconds=None if evaluation.method == "before" else evaluation.seconds,
+        seconds=None if evaluation.method in ("before", NOW) else evaluation.seconds,
         client_calls=evaluation.client_calls,
         history_bytes=evaluation.history_bytes,
     )
@@ -55,7 +56,6 @@ def row_of(evaluation: Evaluation) -> Row:
 def report_of(folder: Path, comparison: Comparison) -> Report:
     """Return the report of a run and what was compared on it."""
     config = comparison.prepared.config
-    names = ", ".join(comparison.forget)
     with LedgerReader(folder) as ledger, ledger.snapshot():
         contributions = _contributions(ledger)
         forgotten = tuple(
@@ -65,7 +65,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
         )
     points = metrics_file.read(folder / METRICS).values()
     return Report(
-        title=f"Forgetting {names} from a model of {config.data}",
+        title=_title(comparison),
         summary=_summary(comparison),
         rows=tuple(row_of(row) for row in comparison.rows),
         rounds=tuple(
@@ -94,6 +94,13 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
     )
 
 
+def _title(comparison: Comparison) -> str:
+    names, data = ", ".join(comparison.forget), comparison.prepared.config.data
+    if comparison.rows[0].method != NOW:
+        return f"Forgetting {names} from a model of {data}"
+    return f"A model of {data}" + (f" without {names}" if names else "")
+
+
 def _summary(comparison: Comparison) -> tuple[str, ...]:
     config, attack = comparison.prepared.config, comparison.prepared.attack
     who = ", ".join(comparison.forget)
@@ -102,10 +109,14 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
         f"rounds."
     )
     if attack.kind == "none":
-        return (first, f"{who} was honest and leaves.")
+        return (first, f"{who} was honest and leaves.") if who else (first,)
     bad = ", ".join(attack.attackers)
     methods = _methods(comparison)
-    if methods and set(methods) <= set(SERVER_ONLY):
+    if not who:
+        then = "Nobody was forgotten."
+    elif comparison.rows[0].method == NOW:
+        then = f"{who} was forgotten, and the model is shown as it is now."
+    elif methods and set(methods) <= set(SERVER_ONLY):
         then = f"The server then forgot {who} from its records alone."
     else:
         then = f"Then {who} was forgotten, in every way that the table shows."
@@ -119,7 +130,8 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
 def _methods(comparison: Comparison) -> tuple[str, ...]:
     """Return the methods that were asked for, those with a row first."""
     ran = [row.method for row in comparison.rows]
-    return (*(n for n in ran if n not in ("before", "retrained")), *comparison.refused)
+    models = ("before", "retrained", NOW)
+    return (*(n for n in ran if n not in models), *comparison.refused)
 
 
 def _notes(comparison: Comparison) -> tuple[str, ...]:

@@ -827,3 +827,10 @@ def test_in_a_round_that_never_was_nobody_took_part(tmp_path: Path) -> None:
     with DiskLedger.create(tmp_path / "ledger", Model(params(0))) as ledger:
         ledger.append(round_of(0, "a", "b"))
         assert [len(ledger.updates_in(index)) for index in (-1, 0, 1)] == [0, 2, 0]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 250, "x\0y"])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LedgerError):
+        DiskLedger.create(tmp_path / name, Model(params(0)))
+    assert not list(tmp_path.iterdir())

@@ -71,6 +71,7 @@ def compare_methods(
     """
     names = tuple(METHODS) if methods == "all" else tuple(methods.split(","))
     settings = read_settings(set_ or ())
+    check_page(path, out_file)
     found = run_comparison(path, forget or (), names, damping, settings)
     page = write_page(path, found, out_file)
     if json:
@@ -88,14 +89,29 @@ def write_report(
 ) -> None:
     """Write one HTML page about a run: pictures, numbers, settings, how to reproduce.
 
-    The page stands alone: it needs no network and no other file.
+    It shows what forgetting the attackers, or the clients you name, would do. Where
+    nobody is named and no attacker is left, it shows the model as it is, beside one
+    that was retrained without those who have gone. The page stands alone: it needs no
+    network and no other file.
     """
-    found = run_comparison(path, forget or (), SERVER_ONLY, damping)
+    check_page(path, out_file)
+    found = _found_for_report(path, forget or (), damping)
     page = write_page(path, found, out_file)
     if json:
         print_json({"report": str(page)})
     else:
         out().print(f"report: {page}", markup=False, soft_wrap=True)
+
+
+def _found_for_report(path: Path, forget: Sequence[str], damping: float) -> Comparison:
+    from fastfedul.comparing import active_attackers, look_back
+    from fastfedul.experiment import load_config
+    from fastfedul.preparation import prepare
+
+    if forget or active_attackers(path, prepare(load_config(path))):
+        return run_comparison(path, forget, SERVER_ONLY, damping)
+    with _progress() as say:
+        return look_back(path, say)
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -129,6 +145,18 @@ def run_comparison(
     with _progress() as say:
         return compare(
             path, forget, methods=methods, damping=damping, settings=settings, say=say
+        )
+
+
+def check_page(path: Path, out_file: Path | None) -> None:
+    """Raise if the page would be written over what belongs to the run."""
+    if out_file is None:
+        return
+    place, run = out_file.resolve(), path.resolve()
+    own = place.is_relative_to(run) and place.exists() and place.suffix != ".html"
+    if own or place.is_relative_to(run / "ledger"):
+        raise InvalidInputError(
+            f"--out {out_file} is a place of the run itself; name an .html file"
         )
 
 

@@ -36,6 +36,7 @@ from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
 from fastfedul.run_config import CONFIG
+from fastfedul.run_model import run_model_written
 from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
@@ -242,7 +243,10 @@ def _forget(
     writing = model_written(out_file, cleaned) if out_file else nullcontext()
     with writing:
         if isinstance(ledger, DiskLedger):
-            with err().status("writing the ledger"):
+            with (
+                run_model_written(ledger.path, cleaned),
+                err().status("writing the ledger"),
+            ):
                 commit(ledger, method, result, erase=erase_history)
     return _facts(result, method)
 

@@ -23,7 +23,7 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.importing import import_ledger
 from fastfedul.history.reading import LedgerReader
@@ -31,12 +31,15 @@ from fastfedul.history.schema import FORMAT
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.shrinking import Compaction
 from fastfedul.history.storage import DiskLedger
-from fastfedul.history.verification import verify
+from fastfedul.history.verification import Verification, verify
 
 app = typer.Typer(
     help="Look at the history of a federation, check it, or start one from files.",
     no_args_is_help=True,
 )
+
+_NAMED = 3
+"""How many names of foreign files are shown; --json has all."""
 
 LedgerPath = Annotated[
     Path, typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH")
@@ -144,9 +147,14 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
 @app.command("verify")
 def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
     """Check every byte against its digest; exit code 1 and the place if damaged."""
-    with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
-        found = verify(ledger, progress)
-        sums_only = not found.problems and ledger.settings.history == "sums"
+    sums_only = False
+    try:
+        with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
+            found = verify(ledger, progress)
+            sums_only = not found.problems and ledger.settings.history == "sums"
+    except LedgerDamagedError as error:
+        # An index so damaged that it cannot even be opened.
+        found = Verification((str(error),), 0, 0, 0, 0, "")
     if json:
         print_json(
             {
@@ -156,6 +164,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 "files": found.num_files,
                 "bytes": found.num_bytes,
                 "strays": found.num_strays,
+                "foreign": list(found.foreign),
                 "chain": found.chain,
                 "chain_covers_updates": not sums_only,
             }
@@ -176,6 +185,14 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
             err().print(
                 f"{found.num_strays} files of an interrupted writer will be removed "
                 "by the next one"
+            )
+        if found.foreign:
+            names = ", ".join(show_name(name) for name in found.foreign[:_NAMED])
+            err().print(
+                f"not the ledger's, and left alone: {len(found.foreign)} in arrays/, "
+                f"such as {names}",
+                markup=False,
+                soft_wrap=True,
             )
     for problem in found.problems:
         err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
@@ -242,7 +259,8 @@ def import_models(
     FOLDER holds `global/0.safetensors`, `global/1.safetensors` and so on (the server's
     model before each round, and the last one); `clients/0/NAME.safetensors` and so on
     (each participant's model after its training in that round); and, if clients count
-    by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}. Files may be .npz too.
+    by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}, with every round in
+    it. Files may be .npz too.
     """
     if store not in STORAGE_DTYPES:
         raise InvalidInputError(

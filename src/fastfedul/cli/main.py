@@ -90,14 +90,35 @@ def run() -> None:
     try:
         app()
     except FastFedULError as error:
-        text = " ".join(str(error).split("\n"))
-        err().print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+        _print_error(str(error))
         sys.exit(1)
     except OSError as error:
-        # Errors about files are explained where they arise; this one has no file.
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
-            raise
-        err().print(f"[red]error:[/red] cannot write the output: {error.strerror}")
-        # Else the interpreter would try again on leaving, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Most errors about files are explained where they arise, with what to do;
+        # the rest at least name the file.
+        _print_error(_told(error))
+        if _is_of_output(error):
+            # Else the interpreter would try again on leaving, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _print_error(text: str) -> None:
+    line = " ".join(text.split("\n"))
+    err().print(f"[red]error:[/red] {escape(line)}", soft_wrap=True)
+
+
+def _told(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    if _is_of_output(error):
+        return f"cannot write the output: {reason}"
+    if error.filename is None:
+        return str(FastFedULError(reason))
+    name = error.filename
+    name = os.fsdecode(name) if isinstance(name, bytes) else name
+    # A file may be called anything: the error class shows it on one line.
+    return str(FastFedULError(f"cannot use {name}: {reason}"))
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return whether standard output failed: it is the one file without a name."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)

@@ -62,10 +62,14 @@ def print_table(
 ) -> None:
     """Print rows under headings; all columns but the first are aligned right."""
     width = out().width
-    # On a narrow screen frames would cost the width that words need to stay whole.
+    cells = [[column, *(row[i] for row in rows)] for i, column in enumerate(columns)]
+    if width < _WIDE and sum(max(map(len, c)) + _PADDING for c in cells) > width:
+        _print_blocks(title, columns, rows)
+        return
+    # On a narrow screen frames would cost the width that whole lines need.
     frame = box.HEAVY_HEAD if width >= _WIDE else None
-    words = [_longest_word([c, *(r[i] for r in rows)]) for i, c in enumerate(columns)]
-    fits = sum(words) + (_FRAMED if frame else _PADDING) * len(words) < width
+    words = [_longest_word(own) for own in cells]
+    fits = sum(words) + _FRAMED * len(words) < width
     table = Table(title=escape(title), title_justify="left", box=frame)
     for number, column in enumerate(columns):
         table.add_column(
@@ -77,6 +81,18 @@ def print_table(
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     out().print(table)
+
+
+def _print_blocks(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print each row as lines below each other: on a screen too narrow for a table."""
+    out().print(title, markup=False)
+    for row in rows:
+        out().print(f"{columns[0]} {row[0]}".strip(), markup=False, style="bold")
+        for column, cell in zip(columns[1:], row[1:], strict=True):
+            if cell:
+                out().print(f"  {column}: {cell}", markup=False)
 
 
 def _longest_word(cells: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ from fastfedul.requests import (
     apply_requests,
     cancel_request,
 )
+from fastfedul.run_model import run_model_written
 from fastfedul.signing import find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
 
@@ -169,6 +170,9 @@ def apply_waiting(
             key=key,
             erase=erase_history,
         )
+        if done:
+            with run_model_written(ledger.path, ledger.final):
+                pass
     if json:
         print_json({"requests": answers_of(done)})
         return

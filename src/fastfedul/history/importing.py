@@ -3,12 +3,15 @@
 The folder holds `global/N.EXT`, the server's model before round N, one more than there
 were rounds; `clients/N/NAME.EXT`, each participant's model after its training in round
 N, with NAME percent-encoded where the file system needs it; and optionally
-`shares.json`: {"N": {"NAME": number of examples}}. EXT is safetensors or npz.
+`shares.json`: {"N": {"NAME": number of examples}}, with every round and every client
+in it; without the file all clients of a round count the same. EXT is safetensors or
+npz.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,14 +19,16 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError
+from fastfedul import canonical_json
+from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.history.folder import new_folder, why
 from fastfedul.history.model_files import SUFFIXES, read_model
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import Params, subtract
 from fastfedul.records import ClientId, ClientUpdate, Model, Round, StorageDtype
 
 Progress = Callable[[int, int], None]
-Sizes = Mapping[int, Mapping[ClientId, float]]
+Sizes = Mapping[ClientId, float]
 
 
 def import_ledger(
@@ -55,10 +60,11 @@ def import_ledger(
             f"{folder / 'global'} needs the models before and after at least one "
             "round: 0.safetensors, 1.safetensors and so on"
         )
-    sizes = _read_sizes(folder / "shares.json")
-    building = out.with_name(f".{out.name}.importing")
-    if out.exists():
+    sizes = _read_sizes(folder / "shares.json", len(models) - 1)
+    # A link that leads nowhere is in the way too.
+    if os.path.lexists(out):
         raise InvalidInputError(f"{out} exists already; choose another folder")
+    building = new_folder(out).with_name(f".{out.name}.importing")
     model = read_model(models[0], buffers=buffers)
     # An import that was killed leaves this behind; it has never been a ledger.
     shutil.rmtree(building, ignore_errors=True)
@@ -75,12 +81,15 @@ def import_ledger(
                     models[index + 1], layout=model.params.layout, buffers=buffers
                 )
                 ledger.append(
-                    _round(folder, index, model, after, sizes.get(index), buffers)
+                    _round(folder, index, model, after, sizes[index], buffers)
                 )
                 model = after
                 if progress:
                     progress(index + 1, len(models) - 1)
         building.rename(out)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise LedgerError(f"cannot write a ledger to {out}: {why(error)}") from None
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -92,7 +101,7 @@ def _round(
     index: int,
     before: Model,
     after: Model,
-    sizes: Mapping[ClientId, float] | None,
+    sizes: Sizes | None,
     buffers: frozenset[str],
 ) -> Round:
     files = _named(folder / "clients" / str(index))
@@ -121,7 +130,7 @@ def _delta(path: Path, before: Model, buffers: frozenset[str]) -> Params:
     return subtract(local.params, before.params)
 
 
-def _size(sizes: Mapping[ClientId, float] | None, name: ClientId, index: int) -> float:
+def _size(sizes: Sizes | None, name: ClientId, index: int) -> float:
     if sizes is None:
         return 1.0
     if name not in sizes:
@@ -132,22 +141,45 @@ def _size(sizes: Mapping[ClientId, float] | None, name: ClientId, index: int) ->
     return float(sizes[name])
 
 
-def _read_sizes(path: Path) -> Sizes:
-    if not path.exists():
-        return {}
+def _read_sizes(path: Path, num_rounds: int) -> list[Sizes | None]:
+    """Return the numbers of examples of each round; None if there is no such file."""
+    if not os.path.lexists(path):
+        return [None] * num_rounds
     try:
-        table = json.loads(path.read_text("utf-8"))
+        table = canonical_json.parse(path.read_text("utf-8"))
         sizes = {
-            int(index): {str(name): float(size) for name, size in row.items()}
+            index: {name: float(size) for name, size in row.items()}
             for index, row in table.items()
         }
     except (ValueError, AttributeError, TypeError, OSError) as error:
         raise InvalidInputError(
-            f'{path} must be JSON like {{"0": {{"client": 120}}}}: {error}'
+            f'{path} must be JSON like {{"0": {{"client": 120}}}}: {why(error)}'
         ) from None
-    if any(not 0 < s < float("inf") for row in sizes.values() for s in row.values()):
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from None
+    for index, row in sizes.items():
+        _check_sizes(path, index, row)
+    rounds = dict.fromkeys(map(str, range(num_rounds)))
+    for index in [*rounds, *sizes]:
+        if index not in sizes or index not in rounds:
+            have = "lacks" if index in rounds else "names"
+            raise InvalidInputError(
+                f"{path} {have} round {index:.40}; it must have rounds 0 to "
+                f"{num_rounds - 1}, as there are models"
+            )
+    return [sizes[index] for index in rounds]
+
+
+def _check_sizes(path: Path, index: str, row: Sizes) -> None:
+    """Raise unless every number of examples of a round gives a share."""
+    if any(not 0 < size < math.inf for size in row.values()):
         raise InvalidInputError(f"{path}: numbers of examples must be above 0")
-    return sizes
+    total = sum(row.values())
+    if any(not 0 < size / total < math.inf for size in row.values()):
+        raise InvalidInputError(
+            f"{path}: the numbers of examples of round {index:.40} are too large, or "
+            "too far apart, to give shares"
+        )
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -165,10 +197,16 @@ def _whole(name: str) -> bool:
 
 def _named(folder: Path) -> dict[str, Path]:
     """Return the array files of a folder by the names they stand for."""
-    if not folder.is_dir():
-        raise InvalidInputError(f"there is no folder {folder}")
+    try:
+        paths = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidInputError(f"there is no folder {folder}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"cannot read the folder {folder}: {why(error)}"
+        ) from None
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in paths:
         if path.suffix in SUFFIXES:
             name = unquote(path.name.removesuffix(path.suffix))
             if name in found:

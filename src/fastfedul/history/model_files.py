@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.history.folder import why
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
 
@@ -22,23 +22,26 @@ SUFFIXES = (".safetensors", ".npz")
 def read_arrays(path: Path) -> dict[str, Array]:
     """Return the named arrays of a safetensors or npz file; nothing is unpickled."""
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        return dict(load_file(path))
+        arrays = _read_npz(path) if path.suffix == ".npz" else dict(load_file(path))
     except FileNotFoundError:
         raise InvalidInputError(f"there is no file {path}") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        SafetensorError,
-        zipfile.BadZipFile,
-    ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidInputError(f"cannot read arrays from {path}: {reason}") from None
+    except Exception as error:
+        # On a damaged file zipfile, zlib and NumPy raise what they like.
+        raise InvalidInputError(
+            f"cannot read arrays from {path}: {why(error)}"
+        ) from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise InvalidInputError(
+                f"{path} holds {name!r:.80}, which is no array; save it without"
+            )
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    # NumPy forgets to close the file of a damaged archive if it opens it itself.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def split_arrays(
@@ -72,33 +75,63 @@ def model_written(path: Path, model: Model) -> Iterator[None]:
     half written.
 
     Raises:
-        InvalidInputError: If the place is none for a file.
+        InvalidInputError: If the place is none for a file, or a value is none for the
+            dtype it is written in.
     """
-    if path.exists() and not path.is_file():
-        raise InvalidInputError(
-            f"cannot write {path}: it is there and no file; name a new .safetensors "
-            "file"
-        )
-    if not path.parent.is_dir():
-        raise InvalidInputError(
-            f"cannot write {path}: there is no folder {path.parent}; make it first"
-        )
+    _check_place(path)
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
-    arrays = {
-        name: np.ascontiguousarray(array)
-        for name, array in {**model.params.exported(), **model.buffers}.items()
-    }
+    arrays = {**_exported(path, model.params), **model.buffers}
     try:
         try:
+            # Not ascontiguousarray, which would give a single number a shape.
             save_file(
-                {k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary
+                {k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary
             )
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         except (OSError, SafetensorError) as error:
-            raise LedgerError(f"cannot write {path}: {error}") from None
+            raise LedgerError(f"cannot write {path}: {why(error)}") from None
         yield
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            raise LedgerError(
+                f"the model was not put at {path}: {why(error)}; what was done before "
+                "is done"
+            ) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _check_place(path: Path) -> None:
+    """Raise unless a file can be written at this place, or over one that is there."""
+    try:
+        taken = path.exists() and not path.is_file()
+        homeless = not path.parent.is_dir()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {path}: {why(error)}") from None
+    if taken:
+        raise InvalidInputError(
+            f"cannot write {path}: it is there and no file; name a new .safetensors "
+            "file"
+        )
+    if homeless:
+        raise InvalidInputError(
+            f"cannot write {path}: there is no folder {path.parent}; make it first"
+        )
+
+
+def _exported(path: Path, params: Params) -> dict[str, Array]:
+    """Return the arrays as they are written, none of them infinite by the writing."""
+    with np.errstate(over="ignore"):
+        arrays = params.exported()
+    for name, array in arrays.items():
+        lost = np.isfinite(params[name]) & ~np.isfinite(array)
+        if lost.any():
+            value = params[name][lost].flat[0]
+            raise InvalidInputError(
+                f"cannot write {path}: {name!r:.80} is {array.dtype}, which cannot "
+                f"hold {value:.6g}; leave the file out, the ledger keeps float32"
+            )
+    return arrays

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError, LedgerError, RequestClosedError
+from fastfedul.errors import InvalidInputError, RequestClosedError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.chain import genesis
 from fastfedul.history.entries import fields
 from fastfedul.history.erasure import check_erasable, rewritten_rounds
-from fastfedul.history.folder import ARRAYS, INDEX, explain
+from fastfedul.history.folder import ARRAYS, INDEX, explain, new_folder
 from fastfedul.history.index import Index
 from fastfedul.history.ledger import now, require_known, vector
 from fastfedul.history.recording import (
@@ -92,9 +92,7 @@ class DiskLedger(ShrinkingWriter):
             )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
-        folder = Path(path).absolute()
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise LedgerError(f"{folder} exists already; choose another folder")
+        folder = new_folder(path)
         building = folder.with_name(f".{folder.name}.creating-{os.getpid()}")
         new = [parent for parent in folder.parents if not parent.exists()]
         # A process of the same number may have been killed here before.

@@ -15,7 +15,7 @@ from fastfedul.errors import LedgerError
 from fastfedul.history import arrays
 from fastfedul.history.chain import content_of, genesis, link
 from fastfedul.history.entries import fields
-from fastfedul.history.folder import ARRAYS
+from fastfedul.history.folder import ARRAYS, unnamed
 from fastfedul.history.index import Index
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.request_rows import read_log, read_requests
@@ -35,6 +35,7 @@ class Verification:
         num_bytes: Their bytes.
         num_strays: Files that belong to no round, left by an interrupted writer.
         chain: End of the hash chain, in hexadecimal.
+        foreign: Names in the folder of arrays that are not the ledger's; they stay.
     """
 
     problems: tuple[str, ...]
@@ -43,6 +44,7 @@ class Verification:
     num_bytes: int
     num_strays: int
     chain: str
+    foreign: tuple[str, ...] = ()
 
 
 def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verification:
@@ -64,7 +66,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         rows = [fields("arrays", row) for row in index.rows("arrays")]
         folder = ledger.path / ARRAYS
         known = {arrays.file_name(row["array"]) for row in rows}
-        strays = sum(path.name not in known for path in folder.iterdir())
+        strays, foreign = unnamed(ledger.path, known)
     # Files never change, so they are read without keeping the writer waiting.
     total = sum(row["num_bytes"] for row in rows)
     done = 0
@@ -80,8 +82,9 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         head["num_rounds"],
         len(rows),
         total,
-        strays,
+        len(strays),
         head["chain"].hex(),
+        tuple(foreign),
     )
 
 

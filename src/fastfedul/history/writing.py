@@ -63,8 +63,7 @@ class LedgerWriter(LedgerReader):
                 self._require_count("arrays", len(rows))
                 self._numbers = self._read_numbers()
             known = {arrays.file_name(bytes(row[0])) for row in rows}  # type: ignore[arg-type]
-            with self._explained("nothing"):
-                sweep(self.path, known)
+            sweep(self.path, known)
         except BaseException:
             self.close()
             raise

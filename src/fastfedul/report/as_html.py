@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.report.charts import draw_angles, draw_bars, draw_rounds
-from fastfedul.report.content import RETRAINED, ExampleImages, Report, find_row
+from fastfedul.report.content import NOW, RETRAINED, ExampleImages, Report, find_row
 from fastfedul.report.damping_chart import draw_sweep
 from fastfedul.report.heat_map import MAX_CLIENTS, draw_contributions
 from fastfedul.report.page_style import STYLE
@@ -104,7 +104,9 @@ def _render_charts(report: Report) -> str:
     if report.rows:
         figures.append(
             _figure(
-                "Before, after, and retrained",
+                "Now, and retrained"
+                if find_row(report.rows, NOW)
+                else "Before, after, and retrained",
                 draw_bars(report.rows),
                 "A good removal looks like the retrained model: as many right answers "
                 "and as few attacks that work; the thin lines are 95 % intervals.",

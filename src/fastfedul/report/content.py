@@ -17,6 +17,7 @@ Images = npt.NDArray[np.uint8]
 
 BEFORE = "before"
 RETRAINED = "retrained"
+NOW = "now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Row:
     """One model of a comparison. Shares run from 0 to 1; NaN means out of nothing.
 
     Attributes:
-        method: `before`, `retrained`, or the name of the method that forgot.
+        method: `before`, `retrained`, `now` for a model as it is, or the name of the
+            method that forgot.
         main: Share of right answers on clean test images.
         main_count: Right answers, and out of how many.
         main_interval: 95 % interval of `main`.

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from fastfedul.report.content import BEFORE, RETRAINED, Count, Interval
+from fastfedul.report.content import BEFORE, NOW, RETRAINED, Count, Interval
 
 NOTHING = "–"
 _GAP = "\u00a0"
@@ -54,7 +54,7 @@ def show_method(method: str) -> tuple[str, str]:
     >>> show_method("before"), show_method("fast-fedul")
     (('Before', ''), ('After', 'fast-fedul'))
     """
-    named = {BEFORE: "Before", RETRAINED: "Retrained"}
+    named = {BEFORE: "Before", RETRAINED: "Retrained", NOW: "Now"}
     return (named[method], "") if method in named else ("After", shorten(method, 40))
 
 

@@ -40,7 +40,7 @@ from fastfedul.unlearn.skew import CoordinateTerms, coordinate_terms, difference
 from fastfedul.unlearn.tracing import Leaving
 
 _WORTH_SAYING = 1e-4
-_TOO_FAR = 0.5
+_TOO_FAR = 0.25
 
 
 def terms_of(

@@ -1,0 +1,210 @@
+"""`fastfedul ledger` on paths, files and folders that are not as they should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+
+COMMAND = (sys.executable, "-m", "fastfedul")
+LONG = "x" * 300
+POWERLESS = (
+    ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
+)
+"""What takes from the superuser the right to read and write everything."""
+
+
+def run(
+    *arguments: object, code: int = 0, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [*before, *COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def verified(path: Path, code: int) -> dict[str, Any]:
+    found = run("ledger", "verify", path, "--json", code=code)
+    facts: dict[str, Any] = json.loads(found.stdout)
+    return facts
+
+
+def refused(*arguments: object, before: tuple[str, ...] = ()) -> str:
+    [line] = run(*arguments, code=1, before=before).stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def make_ledger(path: Path, dtype: type[np.floating[Any]], start: float) -> Path:
+    """Two rounds in which `ann` and `bob` cancel each other out."""
+    initial = Params.of({"x": np.array([start, 1], dtype)})
+    moved = np.array([20_000, 0], np.float32)
+    with DiskLedger.create(path, Model(initial)) as made:
+        for index in range(2):
+            updates = (
+                ClientUpdate("ann", 0.5, Params(initial.layout, -moved)),
+                ClientUpdate("bob", 0.5, Params(initial.layout, moved)),
+            )
+            made.append(Round(index, updates))
+    return path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return make_ledger(tmp_path / "ledger", np.float32, 0)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """One round of one client, saved model by model."""
+    folder = tmp_path / "saved"
+    for place in ("global/0", "global/1", "clients/0/ann"):
+        path = folder / f"{place}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"w": np.zeros(3, np.float32)}, path)
+    return folder
+
+
+def test_a_path_that_is_too_long_gets_one_line(ledger: Path, saved: Path) -> None:
+    folder = ledger.parent
+    for arguments in (
+        ("ledger", "info", LONG),
+        ("ledger", "verify", LONG),
+        ("ledger", "compact", LONG, "--dry-run"),
+        ("forget", LONG, "ann"),
+        ("forget", ledger, "ann", "--out", folder / LONG),
+        ("ledger", "import", LONG, folder / "new"),
+        ("ledger", "import", saved, folder / LONG),
+    ):
+        line = refused(*arguments)
+        assert LONG in line
+        assert "File name too long" in line
+    name = "y" * 250
+    assert name in refused("ledger", "import", saved, folder / name)
+    assert run("ledger", "info", ledger, "--json").stdout.count('"active": 2') == 1
+
+
+def test_a_place_that_is_taken_gets_one_line(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for place in (".", "/", tmp_path / "dangling"):
+        line = refused("ledger", "import", saved, place)
+        assert f"{place} exists already" in line
+
+
+@pytest.mark.skipif(
+    bool(POWERLESS) and shutil.which("setpriv") is None,
+    reason="the superuser may read everything, and there is no setpriv",
+)
+def test_a_folder_without_permission_gets_one_line(
+    ledger: Path, saved: Path, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    shutil.copytree(ledger, closed / "ledger")
+    closed.chmod(0)
+    (ledger / "arrays").chmod(0o300)
+    try:
+        for arguments in (
+            ("ledger", "info", closed / "ledger"),
+            ("ledger", "verify", closed / "ledger"),
+            ("forget", closed / "ledger", "ann"),
+            ("ledger", "import", closed / "saved", tmp_path / "new"),
+            ("ledger", "import", saved, closed / "new"),
+            ("ledger", "verify", ledger),
+            ("forget", ledger, "ann"),
+        ):
+            line = refused(*arguments, before=POWERLESS)
+            assert "Permission denied" in line
+            paths = [str(part) for part in arguments if isinstance(part, Path)]
+            assert any(path in line for path in paths if path != str(saved)), line
+        (ledger / "arrays").chmod(0o755)
+        out = ("--out", closed / "clean.safetensors")
+        line = refused("forget", ledger, "ann", *out, before=POWERLESS)
+        assert "clean.safetensors: Permission denied" in line
+    finally:
+        closed.chmod(0o755)
+        (ledger / "arrays").chmod(0o755)
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_model_that_its_dtype_cannot_hold_is_not_written(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = make_ledger(tmp_path / "half", np.float16, 60_000)
+    out = tmp_path / "h.safetensors"
+    arguments = ("forget", path, "ann", "--damping", 0)
+    line = refused(*arguments, "--out", out, *options)
+    assert "'x' is float16" in line
+    assert not out.exists()
+    with LedgerReader(path) as reader:
+        assert reader.clients()["ann"].state == "active"
+        assert reader.events() == ()
+    run(*arguments)
+    with LedgerReader(path) as reader:
+        assert reader.final.params.flat[0] > 65_504
+
+
+def test_the_model_written_is_the_finite_one(tmp_path: Path) -> None:
+    path = make_ledger(tmp_path / "half", np.float16, 10)
+    out = tmp_path / "h.safetensors"
+    found = run("forget", path, "ann", "--damping", 0, "--out", out)
+    assert "RuntimeWarning" not in found.stderr
+    assert np.isfinite(load_file(out)["x"]).all()
+
+
+def test_a_stray_folder_is_named_and_left_alone(ledger: Path) -> None:
+    (ledger / "arrays" / "sub").mkdir()
+    found = run("ledger", "verify", ledger)
+    assert found.stdout.startswith("intact")
+    assert "left alone" in found.stderr
+    assert "sub" in found.stderr
+    assert "will be removed" not in found.stderr
+    facts = verified(ledger, 0)
+    assert facts["ok"]
+    assert facts["strays"] == 0
+    assert facts["foreign"] == ["sub"]
+    run("forget", ledger, "ann")
+    assert (ledger / "arrays" / "sub").is_dir()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "random", "arrays"])
+def test_verify_reports_what_cannot_be_opened_as_a_problem(
+    damage: str, ledger: Path
+) -> None:
+    intact = verified(ledger, 0)
+    index = ledger / "index.sqlite"
+    data = index.read_bytes()
+    if damage == "truncated":
+        index.write_bytes(data[: len(data) // 2])
+    elif damage == "empty":
+        index.write_bytes(b"")
+    elif damage == "random":
+        index.write_bytes(np.random.default_rng(1).bytes(9000))
+    else:
+        shutil.rmtree(ledger / "arrays")
+    found = verified(ledger, 1)
+    assert found["ok"] is False
+    assert str(ledger) in found["problems"][0]
+    assert set(found) == set(intact)
+    assert "damaged: " in run("ledger", "verify", ledger, code=1).stderr
+
+
+def test_verify_of_what_is_no_ledger_stays_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        found = run("ledger", "verify", path, "--json", code=1)
+        assert found.stdout == ""
+        assert found.stderr.startswith("error: ")
