@@ -131,9 +131,21 @@ def test_the_command_reports_the_choice_and_writes_nothing_that_loses_more(
             {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
             "2 images under images but 3 labels",
         ),
+        *(
+            (
+                {"images": np.zeros((2, *shape), np.uint8)},
+                f"has images of shape {shape}, but the network was trained on images "
+                "of shape (8, 8, 1)",
+            )
+            for shape in ((28, 28, 1), (7, 8, 1), (8, 8, 3), (1, 1, 1))
+        ),
         (
-            {"images": np.zeros((2, 28, 28), np.uint8)},
-            "of another kind than this network",
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([5, 14])},
+            "has labels 5 to 14, but the model has 10 classes",
+        ),
+        (
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([-1, 3])},
+            "has labels -1 to 3 in labels",
         ),
     ],
 )
@@ -168,3 +180,62 @@ def test_a_result_that_loses_more_is_refused_even_if_it_may_be_chance(
         found = ByValidation(FastFedUL(), few, max_drop=0.12)(request)
     assert found.choice is not None
     assert found.choice.curve[0][1] == pytest.approx(0.074, abs=0.001)
+
+
+OWN = """
+from torch import nn
+
+
+class HeadFirst(nn.Module):
+    wide = 1
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.num_classes = num_classes
+        self.head = nn.Linear(32, num_classes * self.wide)
+        self.body = nn.Linear(64, 32)
+
+    def forward(self, images):
+        found = self.head(self.body(images.flatten(1)).relu())
+        return found.unflatten(1, (self.num_classes, self.wide)).amax(2)
+
+
+class TwoPerClass(HeadFirst):
+    wide = 2
+"""
+
+
+@pytest.mark.parametrize("name", ["HeadFirst", "TwoPerClass"])
+def test_the_classes_of_a_users_own_network_are_found(
+    name: str, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it declares last, and if the number stands in none of its shapes."""
+    (tmp_path / f"own_{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = f"own_{name}:{name}"
+    folder = tmp_path / "run"
+    train(folder, RunConfig(model=network, rounds=1, train_size=300, clients=3))
+    with LedgerReader(folder) as ledger:
+        images = open_validation(run.parent / "own.npz", ledger, folder, None)
+        assert images.predict(ledger.final, images.inputs).shape == (200, 10)
+        narrow = tmp_path / "narrow.npz"
+        np.savez(narrow, images=np.zeros((2, 7, 8), np.uint8))
+        with pytest.raises(InvalidInputError, match=r"\(7, 8, 1\), but .*\(8, 8, 1\)"):
+            open_validation(narrow, ledger, folder, None)
+        with pytest.raises(InvalidInputError, match="another network than that"):
+            open_validation(run.parent / "own.npz", ledger, folder, "digits-cnn")
+
+
+def test_without_the_runs_data_the_images_are_said_not_to_fit(
+    run: Path, tmp_path: Path
+) -> None:
+    narrow = tmp_path / "narrow.npz"
+    np.savez(narrow, images=np.zeros((2, 7, 8), np.uint8))
+    with LedgerReader(run) as ledger:
+        ledger_alone = run / "ledger"
+        images = open_validation(run.parent / "own.npz", ledger, ledger_alone, "auto")
+        assert len(images.inputs) == 200
+        with pytest.raises(InvalidInputError, match=r"\(7, 8, 1\), which do not fit"):
+            open_validation(narrow, ledger, ledger_alone, "auto")
+        with pytest.raises(InvalidInputError, match="cannot load the model"):
+            open_validation(narrow, ledger, ledger_alone, "no.such.module:build")

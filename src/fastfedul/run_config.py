@@ -30,6 +30,7 @@ _PARTS = (
     *("local", "schedule", "split", "policy", "budget_bytes", "poisoning"),
     "forgetting",
 )
+_ATTACK_OPTIONS = ("attackers", "poison_ratio", "target_label", "attack_scale")
 _UNITS = {
     **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
     **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
@@ -121,14 +122,20 @@ class RunConfig:
                 f"--store is {self.store!r}, which is too coarse for sums that grow "
                 "round by round; choose float32 or float16"
             )
-        for name in ("attackers", "poison_ratio", "target_label"):
-            if getattr(self, name) is not None and self.attack == "none":
-                raise InvalidInputError(
-                    f"--{name.replace('_', '-')} needs an attack; add --attack pixel, "
-                    "edge-case or label-flip"
-                )
+        self._check_attack()
         for part in _PARTS:
             getattr(self, part)
+
+    def _check_attack(self) -> None:
+        """Raise if something is said about an attack that there is not."""
+        for field in fields(self):
+            about_it = field.name in _ATTACK_OPTIONS
+            given = about_it and getattr(self, field.name) != field.default
+            if given and self.attack == "none":
+                raise InvalidInputError(
+                    f"--{field.name.replace('_', '-')} needs an attack; add --attack "
+                    "pixel, edge-case or label-flip"
+                )
 
     @property
     def names(self) -> tuple[ClientId, ...]:

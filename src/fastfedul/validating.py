@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fastfedul.data.dataset import to_model_input
-from fastfedul.data.npz import read_validation_images
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.data import sources
+from fastfedul.data.dataset import Dataset, to_model_input
+from fastfedul.data.npz import MOST_CLASSES, read_validation_images
+from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
 from fastfedul.experiment import load_config
+from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.trainer import Inputs, Labels, Logits
 from fastfedul.history.ledger import Ledger
 from fastfedul.integrations.torch import AUTO, TorchTrainer
+from fastfedul.params import Layout
 from fastfedul.records import Model
 from fastfedul.run_config import CONFIG
 from fastfedul.unlearn.choosing import SPREADS
@@ -34,6 +37,7 @@ TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0
 TOLERANCE = 0.02
 _LOST = "accuracy lost on the validation images, less a standard error"
 _CHANGED = "validation images that changed class, less a standard error"
+ImageShape = tuple[int, int, int]
 _Flags = npt.NDArray[np.bool_]
 
 
@@ -67,21 +71,115 @@ def open_validation(
         ledger: The ledger whose model is asked.
         path: The run, or a ledger.
         model: The network, as `train --model` takes it; None for that of the run.
+
+    Raises:
+        InvalidInputError: If the images do not fit the network, or have labels that it
+            does not know.
     """
     if model is None and not (path / CONFIG).is_file():
         raise InvalidInputError(
             f"{path} is a ledger without a run, so its network is not known; add "
             "--model package.module:function"
         )
+    network = load_config(path).model if model is None else model or AUTO
     images, labels = read_validation_images(file)
     height, width, channels = images.shape[1:]
-    last = ledger.settings.layout.slots[-1].shape
-    trainer = TorchTrainer(
-        image_shape=(height, width, channels),
-        num_classes=last[0] if last else 1,
-        model=load_config(path).model if model is None else model or AUTO,
+    trainer = _trainer_for(file, (height, width, channels), network, ledger, path)
+    inputs = to_model_input(images)
+    num_classes = _num_outputs(file, trainer, ledger.final, inputs[:1], path)
+    if labels is not None and labels.max() >= num_classes:
+        raise InvalidInputError(
+            f"{file} has labels {labels.min()} to {labels.max()}, but the model has "
+            f"{num_classes} classes; number them as in training, from 0 to "
+            f"{num_classes - 1}"
+        )
+    return Validation(inputs, labels, trainer.predict)
+
+
+def _trainer_for(
+    file: Path, shape: ImageShape, network: str, ledger: Ledger, path: Path
+) -> TorchTrainer:
+    """Return the network of the ledger's model, for images of this shape.
+
+    The ledger does not say how many classes there are, and the run's data may be on
+    another machine. But the number is nearly always a side of some array, and with a
+    wrong one the arrays come out with other shapes than the ledger's.
+    """
+    layout = ledger.settings.layout
+    sides = [side for slot in reversed(layout.slots) for side in slot.shape]
+    likely = dict.fromkeys(side for side in (*sides, 1) if 1 <= side <= MOST_CLASSES)
+    trainer, failure = _first_fitting(likely, shape, network, layout)
+    if trainer is None:
+        data = _data_of(path)
+        if data is not None and data.image_shape == shape:
+            trainer, _ = _first_fitting([data.num_classes], shape, network, layout)
+        elif data is not None or failure is None:
+            raise _misfit(file, shape, data)
+    if trainer is None:
+        raise failure or InvalidInputError(
+            f"{network} makes another network than that of the ledger's model; give "
+            "the one it was trained with as --model"
+        )
+    return trainer
+
+
+def _first_fitting(
+    counts: Iterable[int], shape: ImageShape, network: str, layout: Layout
+) -> tuple[TorchTrainer | None, InvalidInputError | None]:
+    """Return the network with the first number of classes that gives this layout.
+
+    If there is none and nothing could be built at all, return why.
+    """
+    failures = []
+    num_built = 0
+    for count in counts:
+        try:
+            trainer = TorchTrainer(image_shape=shape, num_classes=count, model=network)
+            found = trainer.network.layout
+        except InvalidInputError as error:
+            failures.append(error)
+            continue
+        if found == layout:
+            return trainer, None
+        num_built += 1
+    return None, None if num_built else failures[0]
+
+
+def _num_outputs(
+    file: Path, trainer: TorchTrainer, model: Model, inputs: Inputs, path: Path
+) -> int:
+    """Return how many classes a model tells apart, from what it says of an image."""
+    try:
+        _, num_outputs = trainer.predict(model, inputs).shape
+        return int(num_outputs)
+    except FastFedULError:
+        raise
+    except USERS_OWN as error:
+        misfit = _misfit(file, trainer.image_shape, _data_of(path), one_line(error))
+        raise misfit from error
+
+
+def _data_of(path: Path) -> Dataset | None:
+    """Return the data of a run, if there is one and they are on this machine."""
+    try:
+        return sources.load(load_config(path).data)
+    except FastFedULError:
+        return None
+
+
+def _misfit(
+    file: Path, shape: ImageShape, data: Dataset | None, reason: str = ""
+) -> InvalidInputError:
+    said = f"{file} has images of shape {shape}"
+    if data is not None and data.image_shape != shape:
+        return InvalidInputError(
+            f"{said}, but the network was trained on images of shape "
+            f"{data.image_shape}; make them that shape"
+        )
+    return InvalidInputError(
+        f"{said}, which do not fit the network{': ' if reason else ''}{reason}; give "
+        "images as in training, or the right network as --model"
     )
-    return Validation(to_model_input(images), labels, trainer.predict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,40 @@ def test_dark_whole_numbers_are_not_taken_for_fractions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_dataset(path, "own").train_images[..., 0], dark)
 
 
-def test_both_parts_are_scaled_alike(tmp_path: Path) -> None:
-    dark = np.full((3, 4, 5), 0.5)
-    bright = good()["x_train"].astype(np.float64)
-    bright[0, 0, 0] = 255
-    dataset = read_dataset(saved(tmp_path, x_train=bright, x_test=dark), "own")
+MIXED: dict[str, tuple[Any, Any]] = {
+    "x_train as float64 from 0 to 1 but x_test as uint8 from 0 to 255": (
+        np.linspace(0, 1, 120),
+        np.linspace(0, 255, 60).astype(np.uint8),
+    ),
+    "x_train as bool from 0 to 1 but x_test as uint8": (
+        np.arange(120) % 2 == 1,
+        np.linspace(0, 255, 60).astype(np.uint8),
+    ),
+    "x_train as uint8 from 0 to 255 but x_test as float32 from 0 to 1": (
+        np.linspace(0, 255, 120).astype(np.uint8),
+        np.linspace(0, 1, 60, dtype=np.float32),
+    ),
+    "x_train as float64 from 0 to 255 but x_test as float64 from 0 to 0.5": (
+        np.linspace(0, 255, 120),
+        np.linspace(0, 0.5, 60),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", MIXED)
+def test_parts_of_different_scales_are_refused(tmp_path: Path, reason: str) -> None:
+    train, test = MIXED[reason]
+    path = saved(tmp_path, x_train=train.reshape(6, 4, 5), x_test=test.reshape(3, 4, 5))
+    text = refusal(path)
+    assert reason in text
+    assert "one scale, such as uint8, 0 to 255" in text
+
+
+@pytest.mark.parametrize("brightest", [1, 255])
+def test_a_black_part_goes_with_any_scale(tmp_path: Path, brightest: int) -> None:
+    bright = np.linspace(0, brightest, 120).reshape(6, 4, 5)
+    path = saved(tmp_path, x_train=bright, x_test=np.zeros((3, 4, 5)))
+    dataset = read_dataset(path, "own")
     assert dataset.train_images.max() == 255
     assert dataset.test_images.max() == 0
 

@@ -53,6 +53,22 @@ number = 5
 
 def list_of(image_shape, num_classes):
     return []
+
+
+def few(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+
+
+def flat(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(0), nn.Linear(128, num_classes))
+
+
+def narrow(image_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, num_classes))
+
+
+def leaves(image_shape, num_classes):
+    raise SystemExit(3)
 """
 
 
@@ -297,6 +313,10 @@ def test_frozen_and_unused_parameters_stay_as_they_are(own_models: str) -> None:
         ("{own}:missing", "cannot load the model"),
         ("{own}:number", "not a function"),
         ("{own}:list_of", "returned a list"),
+        ("{own}:few", "gives 5 outputs and the data have 10 classes"),
+        ("{own}:flat", r"outputs of shape \(10,\) for 2 images"),
+        ("{own}:narrow", r"images of shape \(8, 8, 1\): RuntimeError"),
+        ("{own}:leaves", "leaves failed: SystemExit: 3"),
     ],
 )
 def test_a_model_that_is_of_no_use_is_refused(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,14 +16,18 @@ from fastfedul.cli.compare import (
     write_page,
 )
 from fastfedul.cli.output import JsonFlag, err, out, print_json
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
+
+if TYPE_CHECKING:
+    from fastfedul.run_config import RunConfig
 
 DAMPING = 0.07
 
 
 def run_demo(
     folder: Annotated[
-        Path, typer.Option("--out", help="Folder for the run; replaced if it is one.")
+        Path,
+        typer.Option("--out", help="Folder for the run; an earlier demo is replaced."),
     ] = Path("fastfedul-demo"),
     seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
     json: JsonFlag = False,
@@ -35,7 +40,6 @@ def run_demo(
     from fastfedul.cli.train import training_progress
     from fastfedul.experiment import RunConfig, train
 
-    _make_room(folder)
     # Chosen on the seeds 100 to 104; how it does on others is in the documentation.
     config = RunConfig(
         attack="pixel",
@@ -47,6 +51,7 @@ def run_demo(
         rounds=20,
         seed=seed,
     )
+    _make_room(folder, config)
     if not json:
         out().print(
             f"Ten clients learn digits; {config.poisoning.attackers[0]} hides a "
@@ -64,15 +69,31 @@ def run_demo(
     err().print("open the report in a browser", markup=False)
 
 
-def _make_room(folder: Path) -> None:
+def _make_room(folder: Path, config: RunConfig) -> None:
+    """Delete an earlier demo; raise if anything else is there."""
     if not folder.exists():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not _is_run(folder)):
         raise InvalidInputError(
             f"{folder} exists and is no run of ours; choose another --out"
         )
+    if _is_run(folder) and not _is_demo(folder, config):
+        raise InvalidInputError(
+            f"{folder} is a run with other options than the demo's; choose another "
+            "--out, or delete it yourself"
+        )
     shutil.rmtree(folder)
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").is_file() and (folder / "ledger").is_dir()
+
+
+def _is_demo(folder: Path, config: RunConfig) -> bool:
+    """Return whether a run has the options of the demo, whatever its seed."""
+    from fastfedul.experiment import load_config
+
+    try:
+        return replace(load_config(folder), seed=config.seed) == config
+    except FastFedULError:
+        return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +27,12 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.request import answers_of, show_answers
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
 
 if TYPE_CHECKING:
     from fastfedul.experiment import RunSummary
     from fastfedul.metrics_file import RoundMetrics
+    from fastfedul.records import ClientId
 
 _DATA = "Data and clients"
 _LOCAL = "Local training"
@@ -220,17 +222,47 @@ def _train(
         )
     if go_on:
         num_rounds = given.get("rounds") or experiment.load_config(run).rounds
-        with training_progress(num_rounds, only_json) as show:
+        with (
+            _saying_how_to_go_on(run),
+            training_progress(num_rounds, only_json) as show,
+        ):
             summary = experiment.resume(run, given, show, engine=engine)
     else:
         options = read_options(config) if config is not None else {}
         settings = RunConfig(**{**options, **given})
-        with training_progress(settings.rounds, only_json) as show:
+        with (
+            _saying_how_to_go_on(run),
+            training_progress(settings.rounds, only_json) as show,
+        ):
             summary = experiment.train(run, settings, show, engine=engine)
     if only_json:
         print_json(_facts(summary))
     else:
         _show(summary)
+
+
+@contextmanager
+def _saying_how_to_go_on(run: Path) -> Iterator[None]:
+    """Tell somebody who stops a run, on standard error, how it goes on."""
+    from fastfedul.history.reading import LedgerReader
+    from fastfedul.run_config import CONFIG
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Without these there is nothing to go on with, and nothing to say.
+        with suppress(FastFedULError, OSError):
+            if (run / CONFIG).is_file():
+                with LedgerReader(run) as ledger:
+                    done = ledger.num_rounds
+                rounds = "1 round" if done == 1 else f"{done} rounds"
+                command = f"fastfedul train {shlex.quote(str(run))} --resume"
+                err().print(
+                    f"stopped after {rounds}; go on with: {command}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+        raise
 
 
 @contextmanager
@@ -285,9 +317,12 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
 
 
 def _show(summary: RunSummary) -> None:
+    states = _states(summary.path)
+    num_gone = sum(state != "active" for state in states.values())
+    gone = f", {num_gone} of them forgotten" if num_gone else ""
     rows = [
         ("rounds", str(summary.rounds)),
-        ("clients", str(len(summary.clients))),
+        ("clients", f"{len(summary.clients)}{gone}"),
         ("accuracy", _percent(summary.main)),
     ]
     if summary.attackers:
@@ -303,12 +338,24 @@ def _show(summary: RunSummary) -> None:
             f"the budget had no room for {summary.dropped} updates; "
             f"`fastfedul ledger info {summary.path}` says which"
         )
-    command = f"fastfedul forget {summary.path} {summary.clients[0]}"
-    out().print(
-        f"Take a client out with: {command}",
-        markup=False,
-        soft_wrap=True,
-    )
+    left = [name for name in summary.clients if states.get(name) == "active"]
+    attacking = [name for name in left if name in summary.attackers]
+    if left:
+        path = shlex.quote(str(summary.path))
+        command = f"fastfedul forget {path} {(attacking or left)[0]}"
+        out().print(
+            f"Take a client out with: {command}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _states(run: Path) -> dict[ClientId, str]:
+    """Return what became of every client that took part in a round."""
+    from fastfedul.history.reading import LedgerReader
+
+    with LedgerReader(run) as ledger:
+        return {name: entry.state for name, entry in ledger.clients().items()}
 
 
 def _percent(value: float | None) -> str:

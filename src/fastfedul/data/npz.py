@@ -26,14 +26,15 @@ LAYOUTS = (
 PICTURES = ("x_train", "x_test")
 # Images and labels of a part that is for choosing; MedMNIST's among them.
 VALIDATION = (("images", "labels"), ("val_images", "val_labels"), ("x_val", "y_val"))
-_MOST_CLASSES = 10_000
+MOST_CLASSES = 10_000
 
 
 def read_dataset(path: Path, name: str) -> Dataset:
     """Return the data set in a file with the keys of MNIST's or MedMNIST's.
 
     Images are grey or RGB: uint8, other whole numbers 0 to 255, or fractions (all
-    within 0 to 1, or all within 0 to 255). Labels are whole numbers from 0.
+    within 0 to 1, or all within 0 to 255); both parts in the same way. Labels are whole
+    numbers from 0.
 
     Raises:
         InvalidInputError: If the file cannot be read or used; names file and reason.
@@ -46,7 +47,7 @@ def read_dataset(path: Path, name: str) -> Dataset:
     train, test = _to_images(path, (keys[0], keys[2]), (parts[0], parts[2]))
     labels = [_to_labels(path, keys[i], parts[i]) for i in (1, 3)]
     num_classes = 1 + int(max(part.max() for part in labels))
-    if num_classes > _MOST_CLASSES:
+    if num_classes > MOST_CLASSES:
         raise _refusal(
             path, f"has a label of {num_classes - 1}; number the classes from 0"
         )
@@ -161,10 +162,31 @@ def _to_images(
             f"has training images of shape {train.shape[1:]} and test images of shape "
             f"{test.shape[1:]}; make them one size",
         )
-    # Decided over both parts, so that both are scaled in the same way.
-    fractions = all(part.dtype.kind in "fb" and part.max() <= 1 for part in shaped)
-    factor = 255 if fractions else 1
+    factor = _common_factor(path, keys, (train, test))
     return _to_uint8(train, factor), _to_uint8(test, factor)
+
+
+def _common_factor(
+    path: Path, keys: tuple[str, str], parts: tuple[Array, Array]
+) -> int:
+    """Return what brings both parts to 0 to 255."""
+    # A part that is black all over has no scale of its own.
+    factors = {255 if _has_fractions(part) else 1 for part in parts if part.any()}
+    if len(factors) > 1:
+        # Either could be a mistake, and a wrong guess ruins the images unseen.
+        train, test = (
+            f"{key} as {part.dtype} from {float(part.min()):g} to {float(part.max()):g}"
+            for key, part in zip(keys, parts, strict=True)
+        )
+        raise _refusal(
+            path,
+            f"has {train} but {test}; give both one scale, such as uint8, 0 to 255",
+        )
+    return max(factors, default=1)
+
+
+def _has_fractions(part: Array) -> bool:
+    return part.dtype.kind in "fb" and bool(part.max() <= 1)
 
 
 def _check_values(path: Path, key: str, part: Array) -> None:

@@ -19,6 +19,9 @@ from fastfedul.params import Array, Params
 from fastfedul.records import Model
 from fastfedul.rng import name_key, stream
 
+USERS_OWN = (Exception, SystemExit)
+"""What a user's own code may raise: a model may also try to end the program."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
@@ -52,7 +55,7 @@ def train_client(
         trained = trainer.train(model, inputs, data.labels, rng, local)
     except FastFedULError:
         raise
-    except Exception as error:
+    except USERS_OWN as error:
         raise TrainingError(
             f"the training of {data.client} failed in round {index}: {one_line(error)}"
         ) from error
@@ -77,7 +80,7 @@ def predict_part(
         return trainer.predict(model, to_model_input(data.images[begin:end]))
     except FastFedULError:
         raise
-    except Exception as error:
+    except USERS_OWN as error:
         raise TrainingError(
             f"the model could not be applied to {data.client}: {one_line(error)}"
         ) from error

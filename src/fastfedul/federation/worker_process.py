@@ -17,7 +17,12 @@ import numpy as np
 
 from fastfedul.data.dataset import ClientData
 from fastfedul.errors import FastFedULError
-from fastfedul.federation.local import one_line, predict_part, train_client
+from fastfedul.federation.local import (
+    USERS_OWN,
+    one_line,
+    predict_part,
+    train_client,
+)
 from fastfedul.federation.shared_arrays import ArrayShape, arrays_in
 from fastfedul.federation.trainer import LocalTraining, Trainer
 from fastfedul.params import Array, Layout, Params
@@ -127,7 +132,7 @@ def serve(connection: Connection, assignment: Assignment, number: int) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     keep_freed_memory()
     data = read_data(recv_handle(connection), assignment)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(*USERS_OWN):
         # Loads the framework now, in all workers at once; a failure comes up again
         # with the first task.
         assignment.trainer.initial(assignment.seed)
@@ -145,7 +150,7 @@ def serve(connection: Connection, assignment: Assignment, number: int) -> None:
                 answer = _work(task, assignment, data, models, number)
             except FastFedULError as error:
                 answer = Failure(str(error))
-            except Exception as error:
+            except USERS_OWN as error:
                 answer = Failure(one_line(error))
             connection.send(answer)
     # Nothing is left to save; tearing down a framework would only take time.

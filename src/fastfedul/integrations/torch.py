@@ -78,15 +78,23 @@ class TorchTrainer:
         return state
 
     def initial(self, seed: int) -> Model:
-        """Return the freshly built network, a function of the seed alone."""
+        """Return the freshly built network, a function of the seed alone.
+
+        Raises:
+            InvalidInputError: If the network is of no use for the images and classes.
+        """
         from fastfedul.integrations.torch_models import build
         from fastfedul.integrations.torch_network import Network, seeded, using
 
         start = int(stream(seed, "initial model").integers(2**63))
         with using(self.threads):
             with seeded(start):
-                network = build(self.model, self.image_shape, self.num_classes)
-            return Network(network).read()
+                built = build(self.model, self.image_shape, self.num_classes)
+                network = Network(built)
+                # Read first: trying it may change what a network of one's own keeps.
+                model = network.read()
+                network.check_outputs(self.image_shape, self.num_classes)
+            return model
 
     def train(
         self,

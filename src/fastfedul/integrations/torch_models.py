@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.local import one_line
+from fastfedul.federation.local import USERS_OWN, one_line
 
 ImageShape = tuple[int, int, int]
 _LARGEST_TINY = 12
@@ -32,7 +32,7 @@ def build(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
         function = _load(name)
         try:
             made = function(image_shape, num_classes)
-        except Exception as error:
+        except USERS_OWN as error:
             raise InvalidInputError(
                 f"{name} failed: {one_line(error)}; it is called with the shape of an "
                 "image and the number of classes"
@@ -128,7 +128,7 @@ def _load(name: str) -> Callable[[ImageShape, int], object]:
         sys.path.append(here)
     try:
         found = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:
+    except USERS_OWN as error:
         # It is the user's module: whatever it raises is theirs to see.
         raise InvalidInputError(
             f"cannot load the model {name!r}: {one_line(error)}; write "

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.trainer import Inputs, Labels, LocalTraining, Logits
 from fastfedul.params import Array, Flat, Layout, Params, Slot
 from fastfedul.records import Model
@@ -50,6 +51,37 @@ class Network:
         self._channels_last = any(
             p.dim() == 4 and not p.is_contiguous() for p in named.values()
         )
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the parameters."""
+        return self._layout
+
+    def check_outputs(
+        self, image_shape: tuple[int, int, int], num_classes: int
+    ) -> None:
+        """Raise if the network cannot tell so many classes apart in such images."""
+        height, width, channels = image_shape
+        images = self._tensor(np.zeros((2, channels, height, width), np.float32))
+        self._module.eval()
+        try:
+            with torch.inference_mode():
+                shape = tuple(self._module(images).shape)
+        except USERS_OWN as error:
+            raise InvalidInputError(
+                f"the model cannot be applied to images of shape {image_shape}: "
+                f"{one_line(error)}; mend it, or choose another with --model"
+            ) from error
+        if len(shape) != 2 or shape[0] != 2:
+            raise InvalidInputError(
+                f"the model gives outputs of shape {shape} for 2 images; let it give "
+                f"one row of {num_classes} numbers per image"
+            )
+        if shape[1] < num_classes:
+            raise InvalidInputError(
+                f"the model gives {shape[1]} outputs and the data have {num_classes} "
+                "classes; let it give one output per class"
+            )
 
     def read(self) -> Model:
         """Return a copy of the parameters and buffers."""

@@ -101,7 +101,7 @@ def _render_result(report: Report) -> str:
 
 def _render_charts(report: Report) -> str:
     figures = []
-    if report.rows:
+    if any(row.method != NOW for row in report.rows):
         figures.append(
             _figure(
                 "Now, and retrained"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from fastfedul.report.content import Count, Interval, Row
+from fastfedul.report.content import RETRAINED, Count, Interval, Row
 from fastfedul.report.wording import (
     NOTHING,
     shorten,
@@ -54,11 +54,12 @@ def render_plain_table(rows: Sequence[Row]) -> str:
             shown = show_seconds(row.seconds)
             cells.append(f'<td><span class="value">{shown}</span></td>')
         body.append((row.method, cells))
-    caption = (
-        "Shares of test images with counts and, below, the 95&nbsp;% interval. "
-        "Retrained: trained again from the start without the client, which is what a "
-        "perfect removal would give."
-    )
+    caption = "Shares of test images with counts and, below, the 95&nbsp;% interval."
+    if any(row.method == RETRAINED for row in rows):
+        caption += (
+            " Retrained: trained again from the start without the client, which is "
+            "what a perfect removal would give."
+        )
     return _table("plain", caption, heads, body)
 
 
