@@ -309,8 +309,10 @@ def test_a_damaged_retrained_model_is_made_anew(run: Path, tmp_path: Path) -> No
 
 def test_a_planned_forgetting_that_is_refused_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    options = ("--rounds", 2, "--clients", 4, "--epochs", 1, "--train-size", 200)
-    options += ("--workers", 1, "--keep", "optimal:1", "--forget", "client-0@1")
+    options = (
+        *("--rounds", 2, "--clients", 4, "--epochs", 1, "--train-size", 200),
+        *("--workers", 1, "--keep", "optimal:1", "--forget", "client-0@1"),
+    )
     said = fastfedul("train", folder, *options, code=1)
     assert "--minimum-coverage 0" in said
     fastfedul("forget", folder, "client-0", "--minimum-coverage", 0)
