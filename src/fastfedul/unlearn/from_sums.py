@@ -88,10 +88,11 @@ def terms_of(
         # A client alone does not differ from anybody; what is left is rounding.
         of_gone, persistence = scatter, np.zeros_like(persistence)
     spread, clipped = difference_of(scatter, of_gone)
+    spread /= np.float32(left or 1.0)
     return CoordinateTerms(
         removed=removed,
         clipped=clipped,
-        spread=spread / np.float32(left or 1.0),
+        spread=spread,
         persistence=persistence,
         gamma_norms=tuple(
             here.reach_of(asked, r.index) if asked else 0.0 for r in rounds

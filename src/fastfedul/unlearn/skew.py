@@ -129,10 +129,12 @@ def coordinate_terms(
         # A client alone does not differ from anybody; what is left is rounding.
         of_steps, persistence = squares, np.zeros_like(persistence)
     spread, clipped = difference_of(squares, of_steps)
+    spread /= np.float32(total or 1.0)
+    persistence /= np.float32(max(1, len(stayers)) * before**2)
     return CoordinateTerms(
         removed=traced.sums[0],
-        spread=spread / np.float32(total or 1.0),
-        persistence=persistence / np.float32(max(1, len(stayers)) * before**2),
+        spread=spread,
+        persistence=persistence,
         clipped=clipped,
         gamma_norms=traced.gamma_norms,
         num_unseen=num_unseen,
@@ -143,12 +145,15 @@ def coordinate_terms(
 def difference_of(squares: Flat, others: Flat) -> tuple[Flat, float]:
     """Return a spread, and the share of its values that came out negative.
 
+    Both vectors are used up: they are as large as the model.
+
     Args:
         squares: A sum of squares.
         others: The part of it that is no spread.
     """
-    found = squares - others
-    found[np.abs(found) <= np.float32(_ROUNDING) * squares] = 0
+    found = np.subtract(squares, others, out=others)
+    squares *= np.float32(_ROUNDING)
+    found[(found <= squares) & (found >= -squares)] = 0
     clipped = float(np.mean(found < 0))
     return np.maximum(found, 0, out=found), clipped
 
