@@ -245,3 +245,15 @@ def test_a_model_that_ends_the_program_gets_one_line(
     options = (*QUICK[:-1], workers, "--model", "leaving:Leaving")
     found = run("train", tmp_path / "run", *options, code=1)
     assert "SystemExit: 3" in one_line(found)
+
+
+def test_a_client_that_was_never_drawn_is_not_taken_for_another(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("train", folder, *QUICK, "--rounds", 1, "--per-round", 1)
+    with LedgerReader(folder) as ledger:
+        drawn = set(ledger.clients())
+    absent = min({f"client-{number}" for number in range(3)} - drawn)
+    said = run("forget", folder, absent, code=1).stderr
+    assert "never took part" in said
+    assert "did you mean" not in said
+    assert "did you mean" in run("forget", folder, "clien-0", code=1).stderr

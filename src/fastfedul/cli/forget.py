@@ -35,7 +35,7 @@ from fastfedul.history.reading import LedgerReader
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
-from fastfedul.run_config import CONFIG
+from fastfedul.run_config import CONFIG, RunConfig, read_options
 from fastfedul.run_model import run_model_written
 from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
@@ -176,6 +176,7 @@ def forget_clients(
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
     with opened as ledger:
         _check_place(out_file, ledger.path)
+        _check_took_part(ledger, names)
         require_known(ledger, names)
         states = {name: ledger.clients()[name].state for name in names}
         late = [name for name in names if states[name] == "forgotten"]
@@ -214,6 +215,22 @@ def forget_clients(
         print_json(facts)
     else:
         _show(facts)
+
+
+def _check_took_part(ledger: LedgerReader, names: Sequence[ClientId]) -> None:
+    """Raise if a client of the run never took part; the nearest name is another's."""
+    config = ledger.path.parent / CONFIG
+    known = ledger.clients()
+    unknown = [name for name in names if name not in known]
+    if not unknown or not config.is_file():
+        return
+    members = RunConfig(**read_options(config)).names
+    for name in unknown:
+        if name in members:
+            raise InvalidInputError(
+                f"client {name!r:.80} never took part in a round, so the model has "
+                "nothing of it to forget"
+            )
 
 
 def _check_place(out_file: Path | None, ledger: Path) -> None:
