@@ -38,6 +38,7 @@ from fastfedul.history.views import KeptView
 from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.records import ClientId, Model
 from fastfedul.report.content import NOW
+from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import Unlearner, UnlearnRequest, measured
 from fastfedul.unlearn.registry import DAMPED, SERVER_ONLY, find_method
@@ -128,10 +129,10 @@ def compare(
     """
     config = load_config(folder)
     prepared = prepare(config)
-    attackers = prepared.attack.attackers
-    names = tuple(sorted(set(forget) or active_attackers(folder, prepared)))
+    names = tuple(sorted(set(forget) or active_attackers(folder, config)))
     if not names:
-        why = "every attacker has gone from" if attackers else "nobody attacks in"
+        attacked = config.attack != "none"
+        why = "every attacker has gone from" if attacked else "nobody attacks in"
         raise InvalidInputError(f"{why} this run; name a client to forget")
     chosen = find_methods(methods, prepared, damping, settings or {})
     helped = any(needs_help(method) for method in chosen.values())
@@ -185,13 +186,13 @@ def compare(
     )
 
 
-def active_attackers(folder: Path, prepared: Prepared) -> set[ClientId]:
+def active_attackers(folder: Path, config: RunConfig) -> set[ClientId]:
     """Return the attackers that nobody has forgotten yet."""
     with LedgerReader(folder) as ledger:
         known = ledger.clients()
     return {
         name
-        for name in prepared.attack.attackers
+        for name in config.poisoning.attackers
         if name not in known or known[name].state == "active"
     }
 

@@ -106,9 +106,8 @@ def write_report(
 def _found_for_report(path: Path, forget: Sequence[str], damping: float) -> Comparison:
     from fastfedul.comparing import active_attackers, look_back
     from fastfedul.experiment import load_config
-    from fastfedul.preparation import prepare
 
-    if forget or active_attackers(path, prepare(load_config(path))):
+    if forget or active_attackers(path, load_config(path)):
         return run_comparison(path, forget, SERVER_ONLY, damping)
     with _progress() as say:
         return look_back(path, say)

@@ -130,9 +130,9 @@ def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
             round_, asked[round_.index], removal.earlier.get(round_.index, ())
         )
         first, first_pair = len(refs), len(pairs)
-        refs.append(VectorRef(round_.index))
-        refs += [VectorRef(u.round, u.client) for u in terms.updates]
-        factors += [terms.of_step, *terms.of_updates]
+        own, of_own = terms.combination(round_.index)
+        refs += own
+        factors += of_own[0].tolist()
         pairs += [(first + i, first + j) for i, j in terms.unknown]
         spans.append((terms, slice(first_pair, len(pairs))))
     gamma_norms = [0.0] * decays.shape[1]
