@@ -24,6 +24,7 @@ test: check
 
 bench: setup
 	$(BIN)/python benchmarks/unlearn.py
+	$(BIN)/python benchmarks/kronecker.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/flower.py

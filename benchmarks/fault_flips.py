@@ -12,18 +12,17 @@ from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+from rich.progress import Progress
+
 from benchmarks.fault_writer import (
     METHOD,
     NUM_CLIENTS,
     SHOWN,
-    SUMS_EVERY,
     Problems,
     initial,
     sent,
 )
 from benchmarks.measuring import client_name
-from rich.progress import Progress
-
 from fastfedul import (
     DiskLedger,
     FastFedULError,
@@ -103,9 +102,8 @@ def model_bytes(model: Model) -> object:
 
 
 def sums_bytes(ledger: LedgerReader, number: int) -> object:
-    """Return a client's running sums so that they can be compared bit by bit."""
-    sums = ledger.running_sums(client_name(number))
-    return sums.weighted.tobytes(), sums.squared.tobytes(), sums.num_unseen
+    """Return what forgetting a client takes, to be compared bit by bit."""
+    return ledger.own_difference(client_name(number)).tobytes()
 
 
 def round_bytes(ledger: LedgerReader, index: int) -> object:
@@ -173,7 +171,6 @@ class Victim:
             initial(FLIP_SIZE),
             update_dtype=update_dtype,
             step_dtype=step_dtype,
-            sums_every=SUMS_EVERY,
         ) as ledger:
             for index in range(FLIP_ROUNDS):
                 if index == FLIP_ROUNDS - 3:

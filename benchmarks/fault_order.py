@@ -13,12 +13,11 @@ from pathlib import Path
 from benchmarks.fault_writer import (
     JOURNAL,
     KILL_SIZE,
-    SUMS_EVERY,
+    ROUNDS_AT_ONCE,
     Problems,
     initial,
     worker_command,
 )
-
 from fastfedul import DiskLedger
 
 TRACED = "rename,renameat,renameat2,fsync,fdatasync,unlink,unlinkat,write,pwrite64"
@@ -48,9 +47,9 @@ def check_order(folder: Path, seed: int) -> str:
     if not shutil.which("strace"):
         return "no strace"
     path = folder / "traced"
-    DiskLedger.create(path, initial(KILL_SIZE), sums_every=SUMS_EVERY).close()
+    DiskLedger.create(path, initial(KILL_SIZE)).close()
     problems: Problems = []
-    for kind, rounds in (("append", 2 * SUMS_EVERY), ("erase", 1)):
+    for kind, rounds in (("append", ROUNDS_AT_ONCE), ("erase", 1)):
         trace = folder / f"{kind}.trace"
         command = worker_command(kind, path, seed, rounds)
         options = ["-f", "-y", "-qq", "-o", str(trace), "-e", f"trace={TRACED}"]

@@ -13,7 +13,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import client_name
-
 from fastfedul import ClientUpdate, DiskLedger, FastFedUL, Model, Params, Round, forget
 from fastfedul.rng import stream
 
@@ -21,7 +20,7 @@ NUM_CLIENTS = 5
 TARGET = client_name(1)
 METHOD = FastFedUL(minimum_coverage=0)
 KILL_SIZE = 100_000
-SUMS_EVERY = 4
+ROUNDS_AT_ONCE = 8
 JOURNAL = "index.sqlite-journal"
 SHOWN = 20
 """How many violations a result lists."""

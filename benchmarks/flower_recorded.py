@@ -16,14 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import train_flower
-from benchmarks.measuring import write_plainly
-from benchmarks.train_loops import new_network
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from benchmarks import train_flower
+from benchmarks.measuring import write_plainly
+from benchmarks.train_loops import new_network
 from fastfedul.integrations.flower import Recorded
 from fastfedul.integrations.flower_client import identify
 from fastfedul.requests import add_request

@@ -38,7 +38,6 @@ from benchmarks.measuring import (
 )
 from benchmarks.train_loops import SequentialLoop
 from benchmarks.train_setting import mnist_clients, save_clients, trainer
-
 from fastfedul import DiskLedger, Round
 from fastfedul.data.dataset import ClientData
 from fastfedul.federation.rounds import Schedule, run_rounds
@@ -253,7 +252,7 @@ def measure_recording(
     next_round: Callable[[], Round],
     workers: Workers,
 ) -> None:
-    """Time appending beside training, over as many rounds as sums need to be folded."""
+    """Time appending beside training."""
     trained, recorded = 0.0, 0.0
     task = display.add_task("recording", total=sizes.recorded_rounds)
     with DiskLedger.create(folder / "ledger", workers.initial(0)) as ledger:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.train_loops import new_network, tensors_of, train_plainly
 from benchmarks.train_setting import load_client, trainer
-
 from fastfedul.integrations.torch import TorchTrainer
 from fastfedul.params import Params
 from fastfedul.records import Model

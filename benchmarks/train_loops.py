@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from benchmarks.train_setting import LOCAL, MODEL, NUM_CLASSES, SHAPE
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.train_setting import LOCAL, MODEL, NUM_CLASSES, SHAPE
 from fastfedul.data.dataset import ClientData, to_model_input
 from fastfedul.integrations.torch_models import build
 

@@ -43,7 +43,6 @@ from benchmarks.measuring import (
     write_plainly,
     write_result,
 )
-
 from fastfedul import (
     DiskLedger,
     FastFedUL,
@@ -51,6 +50,7 @@ from fastfedul import (
     LedgerReader,
     MemoryLedger,
     Round,
+    Scalar,
     UnlearnRequest,
 )
 from fastfedul.history.arrays import write_vector
@@ -60,7 +60,7 @@ from fastfedul.records import VectorRef
 
 TARGET = client_name(0)
 DAMPING = 0.07
-SUMS_EVERY = 8
+ROUNDS_TOGETHER = 8
 _CHUNK_BYTES = 8 << 20
 
 
@@ -161,7 +161,7 @@ def main() -> None:
 def forgotten(ledger: Ledger) -> Flat:
     """Return what forgetting the target adds to the model."""
     request = UnlearnRequest(ledger, frozenset({TARGET}))
-    return FastFedUL(damping=DAMPING)(request).delta.flat
+    return FastFedUL(skew=Scalar(DAMPING))(request).delta.flat
 
 
 def forgotten_from_disk(path: Path) -> Flat:
@@ -170,11 +170,11 @@ def forgotten_from_disk(path: Path) -> Flat:
         return forgotten(ledger)
 
 
-def forgotten_per_coordinate(path: Path) -> Flat:
-    """Return the same with the damping per coordinate that is the default."""
+def forgotten_as_usual(path: Path) -> Flat:
+    """Return the same with the skew that is the default."""
     with LedgerReader(path) as ledger:
         request = UnlearnRequest(ledger, frozenset({TARGET}))
-        return FastFedUL(skew="coordinate")(request).delta.flat
+        return FastFedUL()(request).delta.flat
 
 
 def measure_history(
@@ -186,7 +186,7 @@ def measure_history(
     path = folder / "ledger"
     appends = Appends(folder)
     task = display.add_task("appending", total=sizes.rounds_on_disk)
-    with DiskLedger.create(path, made_up.initial, sums_every=SUMS_EVERY) as disk:
+    with DiskLedger.create(path, made_up.initial) as disk:
         for index in range(sizes.rounds_on_disk):
             if index == sizes.rounds:
                 measure_speed(memory, path, sizes, figures, display)
@@ -253,7 +253,7 @@ class Appends:
     Attributes:
         folder: Where the ledger is.
         times: Seconds of the append and of the plain write.
-        num_bytes: Bytes of the array files that the append left, sums included.
+        num_bytes: Bytes of the array files that the append left.
     """
 
     folder: Path
@@ -274,13 +274,12 @@ class Appends:
         self.num_bytes.append(num_bytes)
 
     def report(self, figures: Figures) -> None:
-        """Record the median ratio over periods, each with one writing of the sums.
+        """Record the median ratio over periods of a few rounds.
 
-        A ratio of totals would hang on a few slow syncs of the disk, and a median over
-        rounds would leave out the one in eight that writes the running sums.
+        A ratio of totals would hang on a few slow syncs of the disk.
         """
-        starts = range(0, len(self.times) - SUMS_EVERY + 1, SUMS_EVERY)
-        periods = [np.sum(self.times[i : i + SUMS_EVERY], axis=0) for i in starts]
+        starts = range(0, len(self.times) - ROUNDS_TOGETHER + 1, ROUNDS_TOGETHER)
+        periods = [np.sum(self.times[i : i + ROUNDS_TOGETHER], axis=0) for i in starts]
         ratios = [float(append / write) for append, write in periods]
         append, write = (sum(column) for column in zip(*self.times, strict=True))
         figures.seconds["append_total"] = append
@@ -416,9 +415,9 @@ def measure_compaction(
     with DiskLedger(paths["compact"]) as ledger:
         figures.seconds["compaction"] = seconds_of(ledger.compact)
     display.advance(task)
-    expected, found = map(forgotten_per_coordinate, paths.values())
+    expected, found = map(forgotten_as_usual, paths.values())
     figures.seconds |= interleaved(
-        {name: partial(forgotten_per_coordinate, p) for name, p in paths.items()},
+        {name: partial(forgotten_as_usual, p) for name, p in paths.items()},
         sizes.repetitions,
         partial(display.advance, task),
     )
@@ -449,7 +448,7 @@ def measure_retraining(
     run, compact = folder / "run", folder / "run-compact"
     train(run, RunConfig(rounds=sizes.trained_rounds))
     display.advance(task)
-    compared = compare(run, [TARGET], methods=["fast-fedul-auto"])
+    compared = compare(run, [TARGET], methods=["fast-fedul"])
     display.advance(task)
     figures.seconds["retraining"] = compared.rows[1].seconds
     shutil.copytree(run, compact)
@@ -457,7 +456,7 @@ def measure_retraining(
         ledger.compact()
     paths = {"of_run_full": run, "of_run_compact": compact}
     figures.seconds |= interleaved(
-        {name: partial(forgotten_per_coordinate, p) for name, p in paths.items()},
+        {name: partial(forgotten_as_usual, p) for name, p in paths.items()},
         sizes.repetitions,
         partial(display.advance, task),
     )

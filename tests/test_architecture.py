@@ -87,8 +87,3 @@ def test_every_public_name_exists() -> None:
     for name in fastfedul.__all__:
         assert hasattr(fastfedul, name)
     assert list(fastfedul.__all__) == sorted(fastfedul.__all__)
-
-
-def test_no_file_is_long() -> None:
-    for module in SRC.rglob("*.py"):
-        assert len(module.read_text("utf-8").splitlines()) <= 400, module

@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ from fastfedul import (
     DiskLedger,
     FastFedUL,
     InvalidInputError,
+    Kronecker,
     LedgerReader,
+    LocalSGD,
     Model,
+    NoSkew,
     Params,
     Round,
+    Scalar,
+    UnlearnRequest,
     add_request,
     apply_requests,
     erase,
@@ -37,6 +43,7 @@ from fastfedul.certificates import (
     signed,
     write_certificates,
 )
+from fastfedul.forgetting import describe
 from fastfedul.history.schema import digest_of
 from fastfedul.rng import stream
 from fastfedul.signing import SigningKey
@@ -73,11 +80,11 @@ def build(path: Path) -> None:
         add_request(path, "a", "consent withdrawn")
         apply_requests(ledger, certificates=certificates_folder(path), key=KEY)
         ledger.append(round_of(3, everybody[1:]))
-        forget(ledger, ["b"], FastFedUL(damping=0.1, damped="alternate"))
-        forget(ledger, ["c"], FastFedUL(skew="none"))
+        forget(ledger, ["b"], FastFedUL(skew=Scalar(0.1, rounds="alternate")))
+        forget(ledger, ["c"], FastFedUL(skew=NoSkew()))
         for index in range(4, 6):
             ledger.append(round_of(index, everybody[3:]))
-        forget(ledger, ["d"], FastFedUL(skew="coordinate"))
+        forget(ledger, ["d"], FastFedUL())
         write_certificates(ledger, certificates_folder(path), KEY)
 
 
@@ -128,6 +135,55 @@ def test_while_the_history_is_kept_the_result_is_computed_again(
     result = found(path, name)
     assert result.ok
     assert verdicts(result)["recomputed"] == "holds"
+
+
+MANY = tuple(f"client-{number:02}" for number in range(12))
+LOCAL = LocalSGD(lr=0.1, momentum=0.9, batch_size=32, epochs=2)
+
+
+@pytest.mark.parametrize("updates", [None, 5, "all"])
+@pytest.mark.parametrize("num_later", [0, 3])
+def test_what_kronecker_removed_is_computed_again_also_after_later_rounds(
+    updates: Any, num_later: int, tmp_path: Path
+) -> None:
+    """Of 96 updates a part is drawn, by the hash chain of the time of forgetting."""
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(START)) as ledger:
+        for index in range(8):
+            ledger.append(replace(round_of(index, MANY), local=LOCAL))
+        forget(ledger, [MANY[0]], FastFedUL(skew=Kronecker(updates)))
+        for index in range(8, 8 + num_later):
+            ledger.append(replace(round_of(index, MANY[1:]), local=LOCAL))
+        if num_later:
+            forget(ledger, [MANY[1], MANY[2]])
+            ledger.append(replace(round_of(8 + num_later, MANY[3:]), local=LOCAL))
+        written = write_certificates(ledger, certificates_folder(path), KEY)
+    assert len(written) == (2 if num_later else 1)
+    for file in written:
+        result = found(path, file.stem)
+        assert result.ok
+        [check] = [check for check in result.checks if check.name == "recomputed"]
+        assert check.verdict == "holds", check.text
+        assert "1e-05 is allowed" in check.text
+    method = read_certificate(written[0])["method"]
+    assert method["settings"]["skew"] == "kronecker"
+    assert method["settings"]["updates"] == updates or updates is None
+
+
+def test_a_certificate_with_other_settings_than_those_used_is_found(
+    tmp_path: Path,
+) -> None:
+    """Somebody says that it was Kronecker, and it was the paper's damping."""
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, Model(START)) as ledger:
+        for index in range(3):
+            ledger.append(round_of(index, CLIENTS))
+        request = UnlearnRequest(ledger, frozenset({"a"}))
+        removed = FastFedUL(skew=Scalar(0.1))(request)
+        said = describe(FastFedUL(), FastFedUL()(request))
+        ledger.commit_forgetting(["a"], removed.delta.flat, said)
+        [written] = write_certificates(ledger, certificates_folder(path), KEY)
+    assert verdicts(found(path, written.stem))["recomputed"] == "fails"
 
 
 def test_a_model_that_was_moved_elsewhere_is_found_by_computing_again(
@@ -346,7 +402,7 @@ def test_nobody_gets_a_certificate_for_what_a_budget_dropped(tmp_path: Path) -> 
             ledger.append(round_of(index, CLIENTS, LARGER))
         assert [event.kind for event in ledger.events()] == ["drop"]
         assert write_certificates(ledger, folder, KEY) == ()
-        forget(ledger, ["a"], FastFedUL(damping=0.1, minimum_coverage=0))
+        forget(ledger, ["a"], FastFedUL(skew=Scalar(0.1), minimum_coverage=0))
         [written] = write_certificates(ledger, folder, KEY)
     result = found(path, written.stem)
     assert result.ok
@@ -360,7 +416,7 @@ def test_updates_dropped_afterwards_do_not_make_a_certificate_fail(
     with DiskLedger.create(path, Model(LARGER), budget=10_000_000) as ledger:
         for index in range(6):
             ledger.append(round_of(index, CLIENTS, LARGER))
-        forget(ledger, ["a"], FastFedUL(damping=0.1))
+        forget(ledger, ["a"], FastFedUL(skew=Scalar(0.1)))
         [written] = write_certificates(ledger, certificates_folder(path), KEY)
         ledger.set_budget(700_000)
         for index in range(6, 10):

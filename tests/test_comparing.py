@@ -48,7 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(run: Path) -> Comparison:
-    return compare(run, methods=["fast-fedul", "fast-fedul-2"], damping=0.1)
+    methods = ["fast-fedul", "fast-fedul-paper", "fast-fedul-2"]
+    return compare(run, methods=methods, damping=0.1)
 
 
 def fastfedul(*arguments: object, code: int = 0) -> str:
@@ -68,20 +69,23 @@ def test_the_rows_are_before_retrained_and_one_per_method(found: Comparison) -> 
         "before",
         "retrained",
         "fast-fedul",
+        "fast-fedul-paper",
         "fast-fedul-2",
     ]
-    before, retrained, scalar, _ = found.rows
+    before, retrained, usual, paper, _ = found.rows
     assert before.backdoor is not None
     assert retrained.backdoor is not None
-    assert scalar.backdoor is not None
+    assert usual.backdoor is not None
+    assert paper.backdoor is not None
     assert before.backdoor.value is not None
     assert before.backdoor.value > 0.5
     assert retrained.backdoor.value is not None
     assert retrained.backdoor.value < 0.2
-    assert scalar.backdoor.successes < before.backdoor.successes
-    assert scalar.client_calls == 0
+    assert usual.backdoor.successes < before.backdoor.successes
+    assert paper.backdoor.successes < before.backdoor.successes
+    assert usual.client_calls == paper.client_calls == 0
     assert retrained.client_calls == 4 * 8
-    assert retrained.seconds > scalar.seconds
+    assert retrained.seconds > paper.seconds
 
 
 def test_the_reference_is_at_distance_zero_from_itself(found: Comparison) -> None:
@@ -106,12 +110,18 @@ def test_membership_and_change_are_about_the_targets_own_images(
     assert last.membership.num_members == size
 
 
-def test_more_damping_removes_less(found: Comparison) -> None:
-    first, *_, last = found.sweep
-    assert first.damping == 0
-    assert first.backdoor is not None
-    assert last.backdoor is not None
-    assert first.backdoor.successes <= last.backdoor.successes
+def test_what_was_held_back_is_told_layer_by_layer(
+    run: Path, found: Comparison
+) -> None:
+    assert found.reaction is not None
+    with LedgerReader(run) as ledger:
+        names = [slot.name for slot in ledger.settings.layout.slots]
+    kept = dict(found.reaction.removed_by_layer)
+    assert list(kept) == names
+    assert any(part is not None and part < 1 for part in kept.values())
+    assert found.reaction.num_unknown == 0, "a run knows how its clients train"
+    paper = compare(run, methods=["fast-fedul-paper"], damping=0.1)
+    assert paper.reaction is None
 
 
 def test_an_attackers_chance_of_being_kept_is_reported(found: Comparison) -> None:
@@ -190,9 +200,11 @@ def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> Non
         "client_calls",
         "history_bytes",
     } <= set(answer["rows"][0])
+    assert all(0 <= part <= 1.5 for part in answer["removed_by_layer"].values())
     text = page.read_text("utf-8")
     assert "client-0" in text
     assert "<svg" in text
+    assert "What was removed where" in text
     measured = json.loads(fastfedul("evaluate", run, "--json"))
     assert measured["main"] == answer["rows"][0]["main"]
     assert measured["backdoor_count"] == answer["rows"][0]["backdoor_count"]

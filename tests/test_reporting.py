@@ -17,7 +17,7 @@ from fastfedul.comparing import Comparison, compare
 from fastfedul.experiment import RunConfig, train
 from fastfedul.reporting import report_of, row_of
 
-METHODS = ("fedaccum", "kd", "fast-fedul")
+METHODS = ("fedaccum", "kd", "fast-fedul-paper")
 """Of the history alone, refused for want of the server's images, and with damping."""
 
 
@@ -37,7 +37,7 @@ def found(run: Path) -> Comparison:
         run,
         methods=METHODS,
         damping=0.12345678,
-        settings={"fast-fedul": {"keep": "uniform:2", "keep_seed": 3}},
+        settings={"fast-fedul-paper": {"keep": "uniform:2", "keep_seed": 3}},
     )
 
 
@@ -63,7 +63,7 @@ def test_the_last_command_gives_the_numbers_of_the_page(
     again = json.loads(done.stdout)
     assert list(again["refused"]) == ["kd"]
     rows = {row["method"]: row for row in again["rows"]}
-    assert list(rows) == ["before", "retrained", "fedaccum", "fast-fedul"]
+    assert list(rows) == ["before", "retrained", "fedaccum", "fast-fedul-paper"]
     for own in map(row_of, found.rows):
         assert rows[own.method]["distance"] == own.distance
         assert tuple(rows[own.method]["main_count"]) == own.main_count
@@ -78,7 +78,7 @@ def test_a_page_without_methods_shows_no_command_that_would_add_some(
 @pytest.mark.parametrize(
     ("methods", "alone"),
     [
-        (("fast-fedul", "fast-fedul-auto"), True),
+        (("fast-fedul", "fast-fedul-paper"), True),
         (("fast-fedul", "fedrecover"), False),
         ((), False),
     ],

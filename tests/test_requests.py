@@ -21,9 +21,11 @@ from fastfedul import (
     Keep,
     LedgerReader,
     Model,
+    NoSkew,
     Params,
     Removal,
     Round,
+    Scalar,
     UnlearnRequest,
     add_request,
     apply_requests,
@@ -141,7 +143,7 @@ def test_what_the_method_refuses_is_a_refused_request_with_the_reason(
         [third] = apply_requests(
             ledger,
             certificates=tmp_path / "certificates",
-            method=FastFedUL(minimum_coverage=0, skew="none"),
+            method=FastFedUL(minimum_coverage=0, skew=NoSkew()),
             erase=False,
         )
         assert third.request.state == "applied"
@@ -309,3 +311,29 @@ def test_a_process_killed_while_applying_leaves_each_request_whole(
             assert holds(path, folder / f"{request}.json")
         assert read_certificate(folder / "1.json")["clients"] == ["a"]
     assert counts == {0, 1, 2, 3}
+
+
+def test_a_skew_that_does_not_fit_uses_up_no_request(tmp_path: Path) -> None:
+    start = Model(Params.of({"w": np.zeros(3, np.float32)}))
+    layout = start.params.layout
+    with DiskLedger.create(tmp_path / "ledger", start, history="sums") as ledger:
+        for index in range(2):
+            updates = tuple(
+                ClientUpdate(
+                    name,
+                    1 / 3,
+                    Params(layout, np.full(3, index + place, np.float32)),
+                )
+                for place, name in enumerate("abc")
+            )
+            ledger.append(Round(index, updates))
+        add_request(tmp_path / "ledger", "b")
+
+        with pytest.raises(InvalidInputError, match="the requests still wait"):
+            apply_requests(
+                ledger,
+                certificates=tmp_path / "certificates",
+                method=FastFedUL(skew=Scalar()),
+            )
+
+        assert [request.state for request in ledger.requests()] == ["waiting"]

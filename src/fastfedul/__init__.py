@@ -18,7 +18,7 @@ from fastfedul.history.sampling import Keep
 from fastfedul.history.storage import DiskLedger
 from fastfedul.history.verification import verify
 from fastfedul.params import Params
-from fastfedul.records import ClientUpdate, ForgetRequest, Model, Round
+from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
 from fastfedul.requests import (
     AppliedRequest,
     add_request,
@@ -28,6 +28,7 @@ from fastfedul.requests import (
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
 from fastfedul.unlearn.removal import Removal
+from fastfedul.unlearn.skews import Kronecker, NoSkew, Scalar
 
 __all__ = [
     "Aggregation",
@@ -39,16 +40,20 @@ __all__ = [
     "ForgetRequest",
     "InvalidInputError",
     "Keep",
+    "Kronecker",
     "Ledger",
     "LedgerDamagedError",
     "LedgerError",
     "LedgerLockedError",
     "LedgerReader",
+    "LocalSGD",
     "MemoryLedger",
     "Model",
+    "NoSkew",
     "Params",
     "Removal",
     "Round",
+    "Scalar",
     "UnknownClientError",
     "UnlearnRefusedError",
     "UnlearnRequest",

@@ -19,7 +19,6 @@ from fastfedul.history.views import PastView
 from fastfedul.params import Flat, norm
 from fastfedul.records import LogEntry
 from fastfedul.signing import ALGORITHM, fingerprint, is_signed
-from fastfedul.unlearn.fast_fedul import PER_VALUE
 from fastfedul.unlearn.protocol import UnlearnRequest
 
 TOLERANCE = 1e-5
@@ -301,8 +300,6 @@ def _why_not(
             return f"entry {other.number} of the log adjusted the same round"
         if at is None or "method" not in details:
             return "the log does not say by which method, or at which round"
-        if details.get("skew") in PER_VALUE and at != ledger.num_rounds:
-            return "running sums of that time are not to be had any more"
     return None
 
 
@@ -310,6 +307,7 @@ def _recompute(entry: LogEntry, log: Sequence[LogEntry], ledger: LedgerReader) -
     details: Any = entry.event.details
     before = filter(is_certified, log[: entry.number - 1])
     gone = {client for one in before for client in one.event.clients}
-    past = PastView(ledger, details["recorded_rounds"], frozenset(gone))
+    chain = bytes.fromhex(details["chain_before"])
+    past = PastView(ledger, details["recorded_rounds"], frozenset(gone), chain)
     result = method_of(details)(UnlearnRequest(past, frozenset(entry.event.clients)))
     return result.delta.flat

@@ -24,9 +24,7 @@ from fastfedul.evaluate.comparison import (
     Questions,
     ask,
     evaluate,
-    score,
 )
-from fastfedul.evaluate.intervals import Proportion
 from fastfedul.experiment import load_config
 from fastfedul.federation.workers import Workers
 from fastfedul.history.ledger import Ledger, require_known
@@ -39,29 +37,18 @@ from fastfedul.preparation import Prepared, federation_for, prepare, start_worke
 from fastfedul.records import ClientId, Model
 from fastfedul.report.content import NOW
 from fastfedul.run_config import RunConfig
-from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import Unlearner, UnlearnRequest, measured
 from fastfedul.unlearn.registry import DAMPED, SERVER_ONLY, find_method
+from fastfedul.unlearn.removal import Removal
 from fastfedul.unlearn.retrain import Retrain
+from fastfedul.unlearn.skews import Reaction
 from fastfedul.whole_files import write_whole
-
-DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
-"""Dampings of the curve that a comparison shows."""
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Settings of methods: name of the method, name of the setting, value."""
 
 Say = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepScore:
-    """How the cleaned model does with one damping."""
-
-    damping: float
-    main: Proportion
-    backdoor: Proportion | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +75,10 @@ class Comparison:
         forget: Whom the methods forgot, or who had gone before.
         rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
             has gone, `retrained`.
-        sweep: Fast-FedUL with several dampings; empty for a ledger of sums.
+        reaction: What Fast-FedUL saw of the others' reaction; None if it was not
+            asked, or does not look.
         keeping: Whom optimal keeping prefers.
-        damping: The damping of the rows.
+        damping: Damping of the paper's method and its variants.
         refused: Methods that could not be used here, and why.
         settings: Settings of methods, as they were given.
     """
@@ -98,7 +86,7 @@ class Comparison:
     prepared: Prepared
     forget: tuple[ClientId, ...]
     rows: tuple[Evaluation, ...]
-    sweep: tuple[SweepScore, ...]
+    reaction: Reaction | None
     keeping: Keeping
     damping: float
     refused: Mapping[str, str]
@@ -123,7 +111,7 @@ def compare(
         folder: The run.
         forget: Whom to forget; by default the attackers that are still there.
         methods: Names of methods.
-        damping: The damping of Fast-FedUL and its variants.
+        damping: Damping of the paper's method and its variants.
         settings: Settings of methods, by name of the method and of the setting.
         say: Told how far it is.
     """
@@ -156,6 +144,7 @@ def compare(
         federation = federation_for(prepared, workers) if workers else None
         request = UnlearnRequest(ledger, frozenset(names), federation)
         refused: dict[str, str] = {}
+        reaction: Reaction | None = None
         for name, method in chosen.items():
             say(name, len(rows) - 2 + len(refused), len(chosen))
             try:
@@ -163,6 +152,8 @@ def compare(
             except UnlearnRefusedError as error:
                 refused[name] = str(error)
                 continue
+            if reaction is None and isinstance(result, Removal):
+                reaction = result.reaction
             answers = ask(predict, result.model(ledger.final), questions)
             rows.append(
                 _row(
@@ -178,11 +169,16 @@ def compare(
             )
         if refused and len(refused) == len(chosen):
             raise UnlearnRefusedError(next(iter(refused.values())))
-        sums_only = ledger.settings.history == "sums"
-        sweep = () if sums_only else _sweep(prepared, ledger, request, questions, say)
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(
-        prepared, names, tuple(rows), sweep, keeping, damping, refused, settings or {}
+        prepared,
+        names,
+        tuple(rows),
+        reaction,
+        keeping,
+        damping,
+        refused,
+        settings or {},
     )
 
 
@@ -218,7 +214,7 @@ def look_back(folder: Path, say: Say) -> Comparison:
                 _row("retrained", again, questions, now, again, seconds, calls),
             ]
         keeping = keeping_of(ledger, prepared.attack.attackers)
-    return Comparison(prepared, gone, tuple(rows), (), keeping, 0.0, {})
+    return Comparison(prepared, gone, tuple(rows), None, keeping, 0.0, {})
 
 
 @contextmanager
@@ -337,23 +333,6 @@ def _row(
         client_calls=client_calls,
         history_bytes=history_bytes,
     )
-
-
-def _sweep(
-    prepared: Prepared,
-    ledger: Ledger,
-    request: UnlearnRequest,
-    questions: Questions,
-    say: Say,
-) -> tuple[SweepScore, ...]:
-    found = []
-    method = FastFedUL(minimum_coverage=0)
-    for done, result in enumerate(method.sweep(request, DAMPINGS)):
-        say("dampings", done, len(DAMPINGS))
-        model = Model(result.params, ledger.final.buffers)
-        answers = ask(prepared.trainer.predict, model, questions)
-        found.append(SweepScore(DAMPINGS[done], *score(answers, questions)))
-    return tuple(found)
 
 
 def retrained_model(

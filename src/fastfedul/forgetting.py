@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
-
-import numpy as np
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.history.ledger import WritableLedger, require_known
@@ -19,6 +16,7 @@ from fastfedul.records import ClientId
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
 from fastfedul.unlearn.removal import Removal
+from fastfedul.unlearn.skews import skew_of
 
 
 def forget(
@@ -85,7 +83,7 @@ def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     return {
         "software": _versions(),
         "method": "fast-fedul",
-        **settings_of(method, result),
+        **settings_of(result),
         "minimum_coverage": method.minimum_coverage,
         "rounds": result.rounds,
         "coverage": result.coverage,
@@ -98,40 +96,27 @@ def describe(method: FastFedUL, result: Removal) -> dict[str, object]:
     }
 
 
-SETTINGS = ("skew", "damping", "damped", "spread", "persistence", "recursion")
-"""Settings of the method that make a difference, of those the log has."""
+SETTINGS = ("skew", "damping", "damped", "updates")
+"""Settings of the skew, of those the log has."""
 
 
-def settings_of(method: FastFedUL, result: Removal) -> dict[str, object]:
-    """Return the settings that made a difference, as JSON values."""
-    choice = asdict(result.choice) if result.choice else None
-    if result.skew == "direction":
-        return {"skew": result.skew, "spread": result.spread, "choice": choice}
-    if result.skew == "coordinate":
-        return {
-            "skew": result.skew,
-            "spread": result.spread,
-            "persistence": method.persistence,
-            "recursion": method.recursion,
-            "choice": choice,
+def settings_of(result: Removal) -> dict[str, object]:
+    """Return the skew with its settings, and what it saw, as JSON values."""
+    found: dict[str, object] = {"skew": result.skew.name, **result.skew.settings()}
+    reaction = result.reaction
+    if reaction is not None:
+        found["used"] = {
+            "updates": reaction.num_updates,
+            "directions": reaction.num_directions,
+            "scale": _finite(reaction.scale),
+            "rounds_of_unknown_training": reaction.num_unknown,
         }
-    if result.skew == "none":
-        return {"skew": result.skew, "damping": 0.0}
-    values = set(result.damping)
-    per_round = method.damping is not None and np.ndim(method.damping) == 1
-    damping = list(result.damping) if per_round else max(values)
-    return {
-        "skew": result.skew,
-        "damping": damping,
-        "damped": method.damped,
-        "choice": choice,
-    }
+    return found
 
 
 def method_of(details: Mapping[str, Any]) -> FastFedUL:
     """Return the method with the settings that an entry of the log has."""
-    known = {name: details[name] for name in SETTINGS if name in details}
-    return FastFedUL(**known, minimum_coverage=0.0)
+    return FastFedUL(skew=skew_of(details), minimum_coverage=0.0)
 
 
 def _finite(value: float | None) -> float | None:

@@ -150,6 +150,7 @@ def rounds_of(
         absent=absent,
         scales=prepared.scales,
         select=config.policy,
+        local=config.local.sgd,
     )
 
 

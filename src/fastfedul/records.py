@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastfedul.params import Array, Flat, Params
+from fastfedul.errors import InvalidInputError
+from fastfedul.params import Array, Params
 
 ClientId = str
 KeepUse = Literal["store", "aggregate"]
@@ -25,6 +26,64 @@ class Model:
 
     params: Params
     buffers: Mapping[str, Array] = field(default_factory=dict)
+
+
+_SMALLEST, _LARGEST, _LARGEST_BATCH = 1e-30, 1e30, 10**15
+"""Settings of local training beyond these are mistakes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSGD:
+    """How the clients of a round trained, from a source that the server trusts.
+
+    Attributes:
+        lr: Learning rate of the clients' SGD.
+        momentum: Share of the last step's direction that SGD keeps, 0 to below 1.
+        batch_size: Examples of one SGD step.
+        epochs: How often a client went through its examples.
+    """
+
+    lr: float
+    momentum: float
+    batch_size: int
+    epochs: float
+
+    def __post_init__(self) -> None:
+        for name, given in (
+            ("learning rate", self.lr),
+            ("momentum", self.momentum),
+            ("batch size", self.batch_size),
+            ("number of epochs", self.epochs),
+        ):
+            number = isinstance(given, int | float) and not isinstance(given, bool)
+            low = 0.0 if name == "momentum" else _SMALLEST
+            high = _LARGEST_BATCH if name == "batch size" else _LARGEST
+            if not (number and low <= given <= high):
+                raise InvalidInputError(
+                    f"the {name} of local training is {given!r:.40}; give a number "
+                    "above 0, or leave local training unknown"
+                )
+        if self.batch_size != int(self.batch_size):
+            raise InvalidInputError(
+                f"the batch size of local training is {self.batch_size}; give a whole "
+                "number, or leave local training unknown"
+            )
+        if not 0 <= self.momentum < 1:
+            raise InvalidInputError(
+                f"the momentum of local training is {self.momentum}; give 0 or more "
+                "and below 1, or leave local training unknown"
+            )
+
+    @property
+    def pull(self) -> float:
+        """How strongly training pulls back a direction, per variance of the updates.
+
+        With cross-entropy, a direction of curvature c scatters the clients' updates by
+        lr^2 K (1 + epochs) c / batch_size in K steps and is pulled back by lr K c, so
+        the ratio of the two is known without c. Momentum enlarges the learning rate.
+        """
+        lr = self.lr / (1 - self.momentum)
+        return self.batch_size / (lr * (1 + self.epochs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +116,7 @@ class Round:
         buffers: Buffers of the model after the round; None means unchanged.
         use: `store`: everybody was aggregated with its share. `aggregate`: only the
             kept updates were, each with its share divided by its probability.
+        local: How the clients trained; None if the server does not know.
     """
 
     index: int
@@ -64,6 +124,7 @@ class Round:
     step: Params | None = None
     buffers: Mapping[str, Array] | None = None
     use: KeepUse = "store"
+    local: LocalSGD | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +138,7 @@ class RoundEntry:
         use: As in `Round`.
         step_norm: Euclidean norm of the step; NaN where it is not known any more.
         previous_product: Inner product of the step with the step before; 0 at first.
+        local: How the clients trained; None if the server does not know.
     """
 
     index: int
@@ -85,6 +147,7 @@ class RoundEntry:
     use: KeepUse
     step_norm: float
     previous_product: float
+    local: LocalSGD | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +163,8 @@ class UpdateEntry:
         entered: Whether the update went into the model.
         norm: Euclidean norm of the update; NaN when the server never had it.
         step_product: Inner product with the round's step; None when not known.
-        summed: Whether the update is part of the client's own sums, in a ledger that
-            keeps nothing else.
+        summed: Whether the update is in the client's sum, in a ledger that keeps
+            nothing else of it.
     """
 
     round: int
@@ -143,10 +206,34 @@ class ClientEntry:
 
 @dataclass(frozen=True, slots=True)
 class VectorRef:
-    """Names one stored vector: the step of a round, or one client's update in it."""
+    """Names one stored vector of a round.
+
+    Attributes:
+        round: Number of the round.
+        client: Whose update it is; None for the step.
+        other: Whose update was taken off that, in a ledger that keeps pairs.
+    """
 
     round: int
     client: ClientId | None = None
+    other: ClientId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairEntry:
+    """A difference of two clients' updates of one round that a ledger of sums keeps.
+
+    Attributes:
+        round: Number of the round.
+        client: Whose update comes first.
+        other: Whose update was taken off that.
+        odds: How many pairs of its round it stands for, by how it was drawn.
+    """
+
+    round: int
+    client: ClientId
+    other: ClientId
+    odds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +249,6 @@ class Combination:
     sums: Array
     products: tuple[float, ...]
     bytes_read: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunningSums:
-    """What a client accumulated over all its updates, kept or not.
-
-    Attributes:
-        weighted: Sum of share times update, with the original shares.
-        squared: Sum of share times squared update, value by value.
-        num_unseen: Updates missing from both because the server never had them.
-    """
-
-    weighted: Flat
-    squared: Flat
-    num_unseen: int
 
 
 RequestState = Literal["waiting", "applied", "refused", "cancelled"]
@@ -206,24 +278,6 @@ class ForgetRequest:
     decided: str | None
     answer: str | None
     event: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnSums:
-    """What forgetting one client alone takes, summed over its rounds.
-
-    With a its share, U its update and G the step of a round in which others took part:
-
-    Attributes:
-        difference: Sum of a / (1 - a) * (G - U): how far the rounds would have gone
-            elsewhere without it. A round it was alone in counts with -G.
-        scatter: Sum of a / (1 - a) * (U - G)^2, value by value: by how much the
-            scatter of all updates around their steps would have been less without it.
-            Rounds count by the share of their original participants that is left.
-    """
-
-    difference: Flat
-    scatter: Flat
 
 
 @dataclass(frozen=True, slots=True)

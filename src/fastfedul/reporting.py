@@ -23,7 +23,6 @@ from fastfedul.report.content import (
     Report,
     RoundPoint,
     Row,
-    SweepPoint,
 )
 from fastfedul.unlearn.registry import SERVER_ONLY
 
@@ -64,6 +63,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
             if entry.state != "active"
         )
     points = metrics_file.read(folder / METRICS).values()
+    seen = comparison.reaction
     return Report(
         title=_title(comparison),
         summary=_summary(comparison),
@@ -75,14 +75,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
         ),
         forgotten=forgotten or tuple((config.rounds, n) for n in comparison.forget),
         unit_angles=_unit_angles(comparison),
-        sweep=tuple(
-            SweepPoint(
-                point.damping,
-                point.main.value or 0.0,
-                point.backdoor.value if point.backdoor else None,
-            )
-            for point in comparison.sweep
-        ),
+        removed_by_layer=seen.removed_by_layer if seen else (),
         contributions=contributions,
         examples=_examples(comparison),
         settings={

@@ -22,6 +22,7 @@ from fastfedul.records import ForgetRequest
 from fastfedul.signing import SigningKey
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
+from fastfedul.unlearn.skews import Kronecker
 
 __all__ = [
     "AppliedRequest",
@@ -81,6 +82,13 @@ def apply_requests(
         The requests that were applied or refused.
     """
     method = method or FastFedUL()
+    skew = Kronecker.name if method.skew is None else method.skew.name
+    if ledger.settings.history == "sums" and skew != Kronecker.name:
+        # Whoever asked to be forgotten must not be refused for the operator's option.
+        raise InvalidInputError(
+            f"skew {skew} needs rounds, and this ledger keeps sums; leave the skew "
+            "away, or use kronecker; the requests still wait"
+        )
     # What an earlier call committed and was killed before it could certify.
     write_certificates(ledger, certificates, key)
     done = []

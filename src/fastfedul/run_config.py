@@ -62,9 +62,9 @@ class RunConfig:
         dropout: Probability that a client misses a round.
         server_images: Clean images set aside for the server before splitting.
         keep: Which updates the ledger keeps: `all`, `optimal:M`, `top:M`, `uniform:M`;
-            or `sums`: sums per client, and nothing of single rounds.
+            or `sums`: a sum per client and a few differences of two clients.
         keep_use: `store`: everybody counts; `aggregate`: only what is kept.
-        store: How the ledger stores updates, or sums if it keeps those.
+        store: How the ledger stores updates, or those differences.
         budget: Bytes the ledger may take, such as `10GB`; None for any number.
         model: `auto`, a built-in network, or `package.module:function`.
         seed: Seed of everything.
@@ -116,11 +116,6 @@ class RunConfig:
         if self.store not in STORAGE_DTYPES:
             raise InvalidInputError(
                 f"--store is {self.store!r}; choose {', '.join(STORAGE_DTYPES)}"
-            )
-        if self.keep == "sums" and self.store not in ("float32", "float16"):
-            raise InvalidInputError(
-                f"--store is {self.store!r}, which is too coarse for sums that grow "
-                "round by round; choose float32 or float16"
             )
         self._check_attack()
         for part in _PARTS:

@@ -1,24 +1,16 @@
-"""Chooses how strongly to damp by clean images that the server has of its own.
-
-The images are neither the leaver's nor the attack's nor those a result is scored on:
-whoever calls this sees to that.
-"""
+"""Judges a cleaned model by clean images that the server has of its own."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from fastfedul.data import sources
 from fastfedul.data.dataset import Dataset, to_model_input
 from fastfedul.data.npz import MOST_CLASSES, read_validation_images
-from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
+from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.evaluate.intervals import Proportion, paired_interval
 from fastfedul.experiment import load_config
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.trainer import Inputs, Labels, Logits
@@ -27,18 +19,30 @@ from fastfedul.integrations.torch import AUTO, TorchTrainer
 from fastfedul.params import Layout
 from fastfedul.records import Model
 from fastfedul.run_config import CONFIG
-from fastfedul.unlearn.choosing import SPREADS
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import Needs, UnlearnRequest
-from fastfedul.unlearn.removal import Choice, Removal
 
-TRIED_SPREADS = (0.0, 0.05, 0.1, 0.2, *SPREADS)
-TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
-TOLERANCE = 0.02
-_LOST = "accuracy lost on the validation images, less a standard error"
-_CHANGED = "validation images that changed class, less a standard error"
 ImageShape = tuple[int, int, int]
-_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a cleaned model does on clean images, beside the model before.
+
+    Attributes:
+        total: Number of images.
+        right_before: Right answers of the model before; None without labels.
+        right_after: Right answers of the cleaned model; None without labels.
+        changed: Images that the two models put into different classes.
+        drop: Share of the images lost: right answers, or without labels images that
+            change class.
+        interval: 95 % interval of the drop.
+    """
+
+    total: int
+    right_before: int | None
+    right_after: int | None
+    changed: int
+    drop: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,28 @@ class Validation:
         """Return the class a model gives each image."""
         found: Labels = self.predict(model, self.inputs).argmax(axis=1)
         return found
+
+    def judge(self, before: Model, after: Model) -> Judgement:
+        """Return how a cleaned model does beside the model before."""
+        first, second = self.answers(before), self.answers(after)
+        total, changed = len(first), int((first != second).sum())
+        if self.labels is None:
+            found = Proportion(changed, total)
+            assert found.interval is not None
+            return Judgement(
+                total, None, None, changed, changed / total, found.interval
+            )
+        right_before, right_after = first == self.labels, second == self.labels
+        lost = int((right_before & ~right_after).sum())
+        gained = int((right_after & ~right_before).sum())
+        return Judgement(
+            total,
+            int(right_before.sum()),
+            int(right_after.sum()),
+            changed,
+            (lost - gained) / total,
+            paired_interval(lost, gained, total),
+        )
 
 
 def open_validation(
@@ -180,117 +206,3 @@ def _misfit(
         f"{said}, which do not fit the network{': ' if reason else ''}{reason}; give "
         "images as in training, or the right network as --model"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ByValidation:
-    """Fast-FedUL with the least damping that keeps the accuracy of clean images.
-
-    The history is read once for all that is tried. Without labels it is the share of
-    images that are classified as before that must be kept.
-
-    Attributes:
-        method: What it leaves open is chosen.
-        validation: The images.
-        tolerance: Share of the images that may be lost beyond a standard error, 0 to 1.
-        max_drop: Refuse a result that loses a larger share than this, chance or not.
-    """
-
-    method: FastFedUL
-    validation: Validation
-    tolerance: float = TOLERANCE
-    max_drop: float | None = None
-
-    def __post_init__(self) -> None:
-        shares = (("tolerance", self.tolerance), ("max-drop", self.max_drop or 0.0))
-        for name, share in shares:
-            if not 0 <= share <= 1:
-                raise InvalidInputError(f"--{name} is a share from 0 to 1, not {share}")
-
-    @property
-    def needs(self) -> Needs:
-        """The history, and images at the server."""
-        return Needs(history=True, server_data=True)
-
-    def __call__(self, request: UnlearnRequest) -> Removal:
-        """Return the result that was chosen.
-
-        Raises:
-            UnlearnRefusedError: If it loses more than `max_drop`.
-        """
-        started = time.perf_counter()
-        final = request.ledger.final
-        before = self.validation.answers(final)
-        curve: list[tuple[float, float]] = []
-        chosen: Removal | None = None
-        lost, all_lost, within = 0.0, 0.0, True
-        # From the strongest on: a weaker damping that keeps the accuracy by accident,
-        # beyond one that does not, is not chosen.
-        for value, result in _tried(self.method, request):
-            after = self.validation.answers(result.model(final))
-            changes = _changes(self.validation, before, after)
-            drop = _surely(changes)
-            curve.append((value, drop))
-            within = within and drop <= self.tolerance
-            if chosen is None or within:
-                chosen, lost, all_lost = result, drop, float(changes.mean())
-        assert chosen is not None
-        if self.max_drop is not None and all_lost > self.max_drop:
-            raise UnlearnRefusedError(
-                f"the result loses {all_lost:.1%} on the validation images, more than "
-                f"the {self.max_drop:.1%} of --max-drop; nothing was written"
-            )
-        scalar = max(chosen.damping, default=0.0)
-        choice = Choice(
-            setting="damping" if chosen.spread is None else "spread",
-            value=scalar if chosen.spread is None else chosen.spread,
-            source="validation",
-            measure=_CHANGED if self.validation.labels is None else _LOST,
-            limit=self.tolerance,
-            curve=tuple(reversed(curve)),
-            kept=lost <= self.tolerance,
-        )
-        seconds = time.perf_counter() - started
-        return replace(chosen, choice=choice, seconds=seconds)
-
-
-def _tried(
-    method: FastFedUL, request: UnlearnRequest
-) -> Iterator[tuple[float, Removal]]:
-    """Return results by the setting that is tried, the strongest first."""
-    skew = method.skew_on(request.ledger.settings.aggregation)
-    if skew == "none" or method.damping is not None or method.spread is not None:
-        raise InvalidInputError(
-            "there is nothing to choose by the validation images; leave --damping at "
-            "auto and --spread away"
-        )
-    if skew == "scalar":
-        dampings = TRIED_DAMPINGS[::-1]
-        return zip(dampings, method.sweep(request, dampings), strict=True)
-    spreads = TRIED_SPREADS[::-1]
-    return zip(spreads, method.sweep_spreads(request, spreads), strict=True)
-
-
-def _changes(
-    validation: Validation, before: Labels, after: Labels
-) -> npt.NDArray[np.float64]:
-    """Return 1 for each image that is lost, -1 for each that is gained, 0 for others.
-
-    Without labels an image is lost that is classified differently.
-    """
-    if validation.labels is None:
-        lost: _Flags = before != after
-        return lost.astype(np.float64)
-    right_before: _Flags = before == validation.labels
-    right_after: _Flags = after == validation.labels
-    return right_before.astype(np.float64) - right_after
-
-
-def _surely(changes: npt.NDArray[np.float64]) -> float:
-    """Return what is surely lost: the share of the images, less a standard error.
-
-    A few images more or less right are chance, the more so the fewer there are; what
-    counts is by how much the two models differ on the same images.
-    """
-    error = changes.std() / math.sqrt(len(changes))
-    return float(changes.mean() - error)

@@ -91,53 +91,56 @@ def test_json_has_what_scripts_need(ledger: Path, tmp_path: Path) -> None:
     assert found["delta_norm"] > 0
 
 
-def test_skew_can_be_taken_per_coordinate(ledger: Path) -> None:
-    scalar = run_json("forget", ledger, "cyd", "--skew", "none", "--dry-run")
-    options = ("--skew", "coordinate", "--spread", 0.5, "--persistence", 2)
-    found = run_json("forget", ledger, "cyd", *options)
-    assert (found["skew"], found["spread"], found["persistence"]) == (
-        "coordinate",
-        0.5,
-        2,
-    )
-    assert found["bound"] > scalar["bound"]
-    assert found["choice"] is None
-    assert 0 < found["delta_norm"] < scalar["delta_norm"]
-    assert found["bytes_read"] > scalar["bytes_read"]
-    with LedgerReader(ledger) as opened:
-        assert opened.events()[-1].details["skew"] == "coordinate"
-
-
-def test_skew_can_be_taken_per_direction(ledger: Path) -> None:
+def test_every_skew_says_what_it_did(ledger: Path) -> None:
     undamped = run_json("forget", ledger, "cyd", "--skew", "none", "--dry-run")
-    found = run_json("forget", ledger, "cyd", "--skew", "direction", "--dry-run")
-    assert (found["skew"], found["spread"], found["choice"]) == ("direction", 0.2, None)
-    assert 0 < found["delta_norm"] < undamped["delta_norm"]
-    assert found["bytes_read"] > undamped["bytes_read"]
-    text = " ".join(run("forget", ledger, "cyd", "--skew", "direction").stdout.split())
-    assert "per direction, spread 0.2" in text
-    with LedgerReader(ledger) as opened:
-        assert opened.events()[-1].details["skew"] == "direction"
-    wrong = ("--skew", "direction", "--persistence", 2)
-    assert "belong to skew coordinate" in one_line(
-        run("forget", ledger, "ann", *wrong, code=1)
+    assert (undamped["skew"], undamped["damping"]) == ("none", None)
+    assert undamped["removed_by_layer"] is None
+    paper = run_json("forget", ledger, "cyd", "--skew", "scalar", "--dry-run")
+    assert (paper["skew"], paper["damping"], paper["damped"]) == ("scalar", 0.07, "all")
+    assert 0 < paper["delta_norm"] < undamped["delta_norm"]
+    usual = run_json("forget", ledger, "cyd", "--dry-run")
+    assert (usual["skew"], usual["damping"], usual["updates"]) == (
+        "kronecker",
+        None,
+        64,
     )
+    assert usual["used"]["updates"] == 8, "ann's and bob's in four rounds"
+    assert usual["used"]["rounds_of_unknown_training"] == 4
+    assert any("how clients train is not recorded" in w for w in usual["warnings"])
+    assert set(usual["removed_by_layer"]) == {"layer.weight", "layer.bias"}
+    assert 0 < usual["delta_norm"] < undamped["delta_norm"]
+    assert usual["bound"] > undamped["bound"]
+    assert usual["bytes_read"] > undamped["bytes_read"]
+    named = run_json("forget", ledger, "cyd", "--skew", "kronecker", "--dry-run")
+    assert named["delta_norm"] == usual["delta_norm"]
 
 
-def test_by_default_the_damping_chooses_itself_and_says_so(ledger: Path) -> None:
-    found = run_json("forget", ledger, "ann", "--dry-run")
-    assert found["skew"] == "coordinate"
-    choice = found["choice"]
-    assert (choice["setting"], choice["source"]) == ("spread", "history")
-    values = [value for value, _ in choice["curve"]]
-    assert values == sorted(values)
-    assert found["spread"] == choice["value"]
-    within = [value for value, moved in choice["curve"] if moved <= choice["limit"]]
-    assert choice["value"] == (within[0] if within else values[-1])
-    text = " ".join(run("forget", ledger, "ann", "--dry-run").stdout.split())
-    assert f"(chosen by history out of {len(values)}" in text
-    paper = run_json("forget", ledger, "ann", "--damping", 0.07, "--dry-run")
-    assert (paper["skew"], paper["damping"], paper["choice"]) == ("scalar", 0.07, None)
+def test_the_skew_is_shown_in_words_and_logged_with_its_settings(ledger: Path) -> None:
+    shown = " ".join(run("forget", ledger, "cyd").stdout.split())
+    assert "kronecker, from 8 updates of clients that stay, along" in shown
+    shown = " ".join(
+        run("forget", ledger, "ann", "--damping", 0.1, "--alternate").stdout.split()
+    )
+    assert "scalar, damping 0.1, every other round" in shown
+    shown = " ".join(run("forget", ledger, "bob", "--skew", "none").stdout.split())
+    assert "not taken into account" in shown
+    with LedgerReader(ledger) as opened:
+        first, second, third = (dict(event.details) for event in opened.events())
+    assert (first["skew"], first["updates"]) == ("kronecker", 64)
+    assert isinstance(first["used"], dict)
+    assert set(first["used"]) == {
+        "updates",
+        "directions",
+        "scale",
+        "rounds_of_unknown_training",
+    }
+    assert (second["skew"], second["damping"], second["damped"]) == (
+        "scalar",
+        0.1,
+        "alternate",
+    )
+    assert third["skew"] == "none"
+    assert "damping" not in third
 
 
 def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
@@ -233,10 +236,9 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     )
     assert "nothing at" in one_line(run("forget", tmp_path / "none", "ann", code=1))
     assert "not a ledger" in one_line(run("forget", ledger / "arrays", "a", code=1))
-    much = run("forget", ledger, "ann", "--damping", "much", code=1)
-    assert "choose auto, or a number" in one_line(much)
-    both = ("--damping", 0.1, "--skew", "coordinate")
-    assert "spread, persistence" in one_line(run("forget", ledger, "a", *both, code=1))
+    run("forget", ledger, "ann", "--damping", "much", code=2)
+    unknown = run("forget", ledger, "ann", "--skew", "diagonal", code=1)
+    assert "kronecker, scalar, none" in one_line(unknown)
     unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=1)
     assert "needs --validation" in one_line(unmeasured)
     images = ("--validation", tmp_path / "none.npz")
@@ -271,20 +273,39 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        ("--damping", "0.1", "--spread", "1"),
-        ("--alternate", "--spread", "1"),
-        ("--skew", "none", "--damping", "0.1"),
-        ("--spread", "1e38"),
-        ("--tolerance", "0.1"),
-        ("--model", "package:function"),
+        (("--skew", "kronecker", "--damping", "0.1"), "--damping belongs to --skew sc"),
+        (("--skew", "none", "--damping", "0.1"), "--damping belongs to --skew scalar"),
+        (("--skew", "kronecker", "--alternate"), "--alternate belongs to --skew scal"),
+        (("--skew", "none", "--alternate"), "--alternate belongs to --skew scalar"),
+        (("--model", "package:function"), "needs --validation"),
+        (("--max-drop", "0.1"), "needs --validation"),
+        (("--validation", "x.npz", "--max-drop", "2"), "from 0 to 1"),
     ],
 )
 def test_an_option_without_effect_is_refused(
-    options: tuple[str, ...], ledger: Path
+    options: tuple[str, ...], said: str, ledger: Path
 ) -> None:
-    one_line(run("forget", ledger, "ann", *options, code=1))
+    before = model_of(ledger)
+    assert said in one_line(run("forget", ledger, "ann", *options, code=1))
+    np.testing.assert_array_equal(model_of(ledger), before)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--skew", "none"), ("--damping", "0.1", "--alternate")]
+)
+def test_a_dry_run_computes_the_model_that_forgetting_gives(
+    options: tuple[str, ...], ledger: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "try.safetensors"
+    tried = run_json("forget", ledger, "ann", *options, "--dry-run", "--out", out)
+    done = run_json("forget", ledger, "ann", *options)
+    assert done["delta_norm"] == tried["delta_norm"]
+    assert done["skew"] == tried["skew"]
+    arrays = load_file(out)
+    flat = np.concatenate([arrays["layer.weight"].ravel(), arrays["layer.bias"]])
+    np.testing.assert_allclose(flat, model_of(ledger), rtol=1e-6)
 
 
 @pytest.mark.skipif(
@@ -389,7 +410,7 @@ def test_erasing_later_still_writes_the_model_asked_for(
     np.testing.assert_array_equal(flat, cleaned)
 
 
-@pytest.mark.parametrize("skew", ["coordinate", "direction"])
+@pytest.mark.parametrize("skew", ["kronecker", "none"])
 def test_json_always_has_a_damping(ledger: Path, skew: str) -> None:
     found = run_json("forget", ledger, "cyd", "--skew", skew, "--dry-run")
     assert found["skew"] == skew

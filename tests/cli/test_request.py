@@ -208,7 +208,7 @@ def test_a_request_is_applied_as_forget_would_do_it(
     run("request", "add", ledger, "bob")
     run("request", "apply", ledger)
     with LedgerReader(ledger) as one, LedgerReader(copy) as other:
-        assert one.events()[-1].details["skew"] == direct["skew"] == "coordinate"
+        assert one.events()[-1].details["skew"] == direct["skew"] == "kronecker"
         assert (one.final.params.flat == other.final.params.flat).all()
 
 
@@ -224,7 +224,7 @@ def test_a_broken_key_stops_everything_before_anything_is_forgotten(
     assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
 
 
-@pytest.mark.parametrize("skew", ["coordinate", "direction"])
+@pytest.mark.parametrize("skew", ["kronecker", "scalar", "none"])
 def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
     ledger: Path, tmp_path: Path, skew: str
 ) -> None:

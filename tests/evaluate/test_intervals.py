@@ -9,7 +9,12 @@ import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.evaluate.intervals import Proportion, mean_interval, t_quantile
+from fastfedul.evaluate.intervals import (
+    Proportion,
+    mean_interval,
+    paired_interval,
+    t_quantile,
+)
 
 NAN, INF = math.nan, math.inf
 
@@ -59,3 +64,28 @@ def test_one_value_has_a_mean_but_no_interval() -> None:
 def test_a_mean_of_nothing_or_of_no_numbers_is_refused(values: list[float]) -> None:
     with pytest.raises(InvalidInputError, match="at least one value"):
         mean_interval(values)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "total"), [(3, 1, 98), (0, 0, 5), (7, 7, 7)]
+)
+def test_the_paired_interval_turns_around_with_loss_and_gain(
+    lost: int, gained: int, total: int
+) -> None:
+    low, high = paired_interval(lost, gained, total)
+    assert paired_interval(gained, lost, total) == pytest.approx((-high, -low))
+    assert -1 <= low < high <= 1
+
+
+@pytest.mark.parametrize(("loses", "gains"), [(0.02, 0.02), (0.1, 0.03), (0.3, 0.0)])
+def test_the_paired_interval_holds_the_true_difference_19_times_out_of_20(
+    loses: float, gains: float
+) -> None:
+    draw = np.random.default_rng(2)
+    held = 0
+    for lost, gained, _ in draw.multinomial(
+        200, [loses, gains, 1 - loses - gains], 2_000
+    ):
+        low, high = paired_interval(int(lost), int(gained), 200)
+        held += low <= loses - gains <= high
+    assert 0.93 <= held / 2_000 <= 0.985

@@ -19,10 +19,13 @@ from fastfedul import (
     InvalidInputError,
     LedgerError,
     LedgerReader,
+    LocalSGD,
     MemoryLedger,
     Model,
+    NoSkew,
     Params,
     Round,
+    Scalar,
     UnknownClientError,
     UnlearnRequest,
     erase,
@@ -112,7 +115,7 @@ def state_of(ledger: WritableLedger) -> tuple[object, ...]:
         [ledger.updates_in(i) for i in range(ledger.num_rounds)],
         {i: a.tobytes() for i, a in ledger.adjustments().items()},
         ledger.events(),
-        [ledger.running_sums(name).weighted.tobytes() for name in ledger.clients()],
+        [ledger.own_difference(name).tobytes() for name in ledger.clients()],
     )
     if isinstance(ledger, DiskLedger):
         return (*common, ledger.chain, files(ledger.path))
@@ -213,15 +216,15 @@ def test_a_bad_value_beyond_the_first_block_of_a_large_model(
         ledger.close()
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["memory", "rounds", "sums"])
 def test_an_update_whose_squares_overflow_is_refused_or_summed_without_infinity(
-    kind: str, tmp_path: Path
+    kind: Any, tmp_path: Path
 ) -> None:
     initial = Model(Params.zeros(LAYOUT))
     ledger: WritableLedger = (
         MemoryLedger.create(initial)
         if kind == "memory"
-        else DiskLedger.create(tmp_path / "ledger", initial, sums_every=1)
+        else DiskLedger.create(tmp_path / "ledger", initial, history=kind)
     )
     huge = Params(LAYOUT, np.full(LAYOUT.size, 1e30, np.float32))
     before = state_of(ledger)
@@ -230,7 +233,7 @@ def test_an_update_whose_squares_overflow_is_refused_or_summed_without_infinity(
     except InvalidInputError:
         assert state_of(ledger) == before
     else:
-        assert np.isfinite(ledger.running_sums("a").squared).all()
+        assert np.isfinite(ledger.own_difference("a")).all()
     finally:
         if isinstance(ledger, DiskLedger):
             ledger.close()
@@ -539,6 +542,43 @@ def test_a_round_number_from_numpy_is_a_number(ledger: WritableLedger) -> None:
     assert ledger.rounds()[-1].index == 2
 
 
+# How the clients trained.
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *(("lr", value, "learning rate") for value in (0, -0.1, math.nan, math.inf)),
+        *(("momentum", value, "momentum") for value in (-0.1, 1.0, math.nan)),
+        *(("batch_size", value, "batch size") for value in (0, -8, math.nan)),
+        *(("epochs", value, "number of epochs") for value in (0, -1, math.inf)),
+    ],
+)
+def test_local_training_that_makes_no_sense_is_refused(
+    name: str, value: float, said: str
+) -> None:
+    good: dict[str, Any] = {"lr": 0.1, "momentum": 0, "batch_size": 8, "epochs": 1}
+    with pytest.raises(InvalidInputError, match=said) as caught:
+        LocalSGD(**{**good, name: value})
+    assert "\n" not in str(caught.value)
+    assert "unknown" in str(caught.value)
+
+
+def test_how_clients_trained_comes_back_and_unknown_stays_unknown(
+    ledger: WritableLedger,
+) -> None:
+    local = LocalSGD(lr=0.05, momentum=0.9, batch_size=32, epochs=0.5)
+    ledger.append(replace(round_of(2, "a", "b"), local=local))
+    ledger.append(round_of(3, "a", "b"))
+    assert [entry.local for entry in ledger.rounds()] == [None, None, local, None]
+    forget(ledger, ["a"], erase=True)
+    assert [entry.local for entry in ledger.rounds()] == [None, None, local, None]
+    if isinstance(ledger, DiskLedger):
+        with LedgerReader(ledger.path) as reader:
+            assert reader.rounds() == ledger.rounds()
+            assert verify(reader).problems == ()
+
+
 # Names.
 
 
@@ -606,15 +646,16 @@ def test_odd_names_are_plain_data(ledger: WritableLedger, tmp_path: Path) -> Non
     for name in ODD_NAMES:
         assert ledger.clients()[name].num_updates == 2
         assert [u.client for u in ledger.updates_of(name)] == [name, name]
-        rounds = [update.round for update in ledger.updates_of(name)]
-        weighted = np.zeros(LAYOUT.size)
-        for index in rounds:
+        own = np.zeros(LAYOUT.size)
+        for index in (update.round for update in ledger.updates_of(name)):
             recorded = read_round(ledger, index)
+            assert recorded.step is not None
             [update] = [u for u in recorded.updates if u.client == name]
             assert update.delta is not None
-            weighted += update.share * update.delta.flat.astype(np.float64)
+            away = recorded.step.flat.astype(np.float64) - update.delta.flat
+            own += update.share / (1 - update.share) * away
         np.testing.assert_allclose(
-            ledger.running_sums(name).weighted, weighted, rtol=1e-5, atol=1e-6
+            ledger.own_difference(name), own, rtol=1e-4, atol=1e-5
         )
     if isinstance(ledger, DiskLedger):
         assert verify(ledger).problems == ()
@@ -634,7 +675,7 @@ def test_a_client_with_an_odd_name_can_be_forgotten_and_erased(
     ledger: WritableLedger, name: str, tmp_path: Path
 ) -> None:
     ledger.append(round_of(2, "a", name))
-    one = forget(ledger, [name], FastFedUL(damping=0), erase=True)
+    one = forget(ledger, [name], FastFedUL(skew=NoSkew()), erase=True)
     assert one.clients == (name,)
     assert ledger.clients()[name].state == "erased"
     assert ledger.events()[-1].clients == (name,)
@@ -710,7 +751,7 @@ def test_a_request_refused_by_the_method_changes_nothing(
 ) -> None:
     before = state_of(ledger)
     with pytest.raises(FastFedULError):
-        forget(ledger, ["a"], FastFedUL(damping=[0.1, 0.1, 0.1]), erase=True)
+        forget(ledger, ["a"], FastFedUL(skew=Scalar((0.1, 0.1, 0.1))), erase=True)
     with pytest.raises(FastFedULError):
         FastFedUL()(UnlearnRequest(ledger, frozenset({"a", "d"})))
     assert state_of(ledger) == before
@@ -750,7 +791,8 @@ def test_a_model_no_ledger_can_start_from(
     [
         ({"update_dtype": "float8"}, "'float8'"),
         ({"step_dtype": "int4"}, "'int4'"),
-        ({"sums_every": 0}, "1 or more"),
+        ({"history": "steps"}, "'steps'"),
+        ({"budget": 0}, "choose more"),
         ({"aggregation": "FedAdam"}, "'FedAdam'"),
         ({"aggregation": "fed-avg-m"}, "'fed-avg-m'"),
     ],
@@ -806,8 +848,6 @@ def test_a_budget_that_is_no_int_is_refused_and_the_ledger_stays(
         ledger.append(round_of(0, "a", "b"))
         with pytest.raises(InvalidInputError, match="budget is a whole number"):
             ledger.set_budget(value)
-    with pytest.raises(InvalidInputError, match="whole number"):
-        DiskLedger.create(tmp_path / "other", Model(params(0)), sums_every=value)
     with pytest.raises(InvalidInputError, match="whole number"):
         DiskLedger.create(tmp_path / "other", Model(params(0)), budget=value)
     assert not (tmp_path / "other").exists()

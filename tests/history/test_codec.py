@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.conftest import error_bound, through
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history import codec
@@ -15,6 +14,7 @@ from fastfedul.history.codec import SCALE_BLOCK, STORAGE_DTYPES
 from fastfedul.params import Flat
 from fastfedul.records import StorageDtype
 from fastfedul.rng import stream
+from tests.conftest import error_bound, through
 
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_BFLOAT16 = float(np.uint32(0x7F7F0000).view(np.float32))

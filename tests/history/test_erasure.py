@@ -4,7 +4,7 @@ import itertools
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import error_bound
 
 from fastfedul import (
     Aggregation,
@@ -22,10 +21,13 @@ from fastfedul import (
     FastFedUL,
     InvalidInputError,
     LedgerReader,
+    LocalSGD,
     MemoryLedger,
     Model,
+    NoSkew,
     Params,
     Round,
+    Scalar,
     UnlearnRefusedError,
     UnlearnRequest,
     erase,
@@ -38,8 +40,9 @@ from fastfedul.history import codec, recording
 from fastfedul.history.ledger import models, vector
 from fastfedul.history.schema import COLUMNS
 from fastfedul.params import Flat, Layout
-from fastfedul.records import StorageDtype, VectorRef
+from fastfedul.records import History, StorageDtype, VectorRef
 from fastfedul.rng import stream
+from tests.conftest import error_bound
 
 Floats = npt.NDArray[np.float64]
 WritableLedger = MemoryLedger | DiskLedger
@@ -48,6 +51,7 @@ Maker = Callable[..., WritableLedger]
 LAYOUT = Layout.of({"weight": np.zeros((5, 6)), "bias": np.zeros(7)})
 CLIENTS = ("anna", "bela", "carl", "dora", "emil")
 TARGET = "bela"
+LOCAL = LocalSGD(lr=0.1, momentum=0.9, batch_size=32, epochs=2)
 
 
 # Histories, and what they amount to in float64.
@@ -180,39 +184,76 @@ def runs_of(vectors: Sequence[npt.NDArray[Any]], length: int = 32) -> list[bytes
 
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("sums_every", [1, 4])
 def test_nothing_of_an_erased_client_is_left_on_disk(
-    dtype: StorageDtype, at_once: bool, sums_every: int, tmp_path: Path
+    dtype: StorageDtype, at_once: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger"
     rounds = history(8, drop=True)
+    with DiskLedger.create(path, initial(), update_dtype=dtype) as ledger:
+        recorded(ledger, rounds[:6])
+        vectors = [u.delta.flat for u in updates_of(rounds[:6]) if u.delta is not None]
+        encoded = [codec.encode(vector, dtype).values for vector in vectors]
+        assert_erasure_leaves_nothing(
+            ledger, [*vectors, *encoded], rounds[6:], at_once=at_once
+        )
+
+
+@pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_nothing_of_an_erased_client_is_left_in_sums_and_pairs(
+    dtype: StorageDtype, at_once: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    rounds = history(8, partial=False)
     with DiskLedger.create(
-        path, initial(), update_dtype=dtype, sums_every=sums_every
+        path, initial(), history="sums", update_dtype=dtype
     ) as ledger:
         recorded(ledger, rounds[:6])
-        sums = ledger.running_sums(TARGET)
-        own = [u for r in rounds[:6] for u in r.updates if u.client == TARGET]
-        vectors: list[npt.NDArray[Any]] = [sums.weighted, sums.squared]
-        for update in own:
-            assert update.delta is not None
-            vectors.append(update.delta.flat)
-            vectors.append(codec.encode(update.delta.flat, dtype).values)
-        tells = runs_of(vectors)
-        in_index = traces_in_index(path)
-        before = contents(path)
-        assert sum(any(run in data for data in before.values()) for run in tells) > 5
-        assert all(trace in before["index.sqlite"] for trace in in_index)
-        if at_once:
-            forget(ledger, [TARGET], erase=True)
-        else:
-            forget(ledger, [TARGET])
-            erase(ledger, [TARGET])
-        after_erasure = contents(path)
-        for round_ in rounds[6:]:
-            rest = tuple(u for u in round_.updates if u.client != TARGET)
-            total = sum(u.share for u in rest)
-            rest = tuple(replace(u, share=u.share / total) for u in rest)
-            ledger.append(replace(round_, updates=rest))
+        own = [u.delta.flat for u in updates_of(rounds[:6]) if u.delta is not None]
+        refs = [
+            VectorRef(pair.round, pair.client, pair.other)
+            for pair in ledger.pairs()
+            if TARGET in (pair.client, pair.other)
+        ]
+        assert len(refs) > 5
+        differences = [vector(ledger, ref) for ref in refs]
+        encoded = [codec.encode(pair, dtype).values for pair in differences]
+        assert_erasure_leaves_nothing(
+            ledger,
+            [*own, ledger.own_difference(TARGET), *differences, *encoded],
+            rounds[6:],
+            at_once=at_once,
+        )
+        assert all(TARGET not in (p.client, p.other) for p in ledger.pairs())
+        assert verify(ledger).problems == ()
+
+
+def updates_of(rounds: Sequence[Round]) -> list[ClientUpdate]:
+    """What the target sent in some rounds."""
+    return [u for round_ in rounds for u in round_.updates if u.client == TARGET]
+
+
+def assert_erasure_leaves_nothing(
+    ledger: DiskLedger,
+    vectors: Sequence[npt.NDArray[Any]],
+    later: Sequence[Round],
+    *,
+    at_once: bool,
+) -> None:
+    """Erase the target; no byte of the vectors is there then, nor after more rounds."""
+    path = ledger.path
+    tells = runs_of(vectors)
+    in_index = traces_in_index(path)
+    before = contents(path)
+    assert sum(any(run in data for data in before.values()) for run in tells) > 2
+    assert all(trace in before["index.sqlite"] for trace in in_index)
+    if at_once:
+        forget(ledger, [TARGET], erase=True)
+    else:
+        forget(ledger, [TARGET])
+        erase(ledger, [TARGET])
+    after_erasure = contents(path)
+    recorded(ledger, [without(round_, {TARGET}) for round_ in later])
     for found in (after_erasure, contents(path)):
         for name, data in found.items():
             assert not any(run in data for run in tells), name
@@ -229,26 +270,39 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def traces_in_index(path: Path) -> list[bytes]:
-    """Digests, norms and products of the target's updates, as SQLite stores them."""
+    """Digests and numbers of the target's updates and pairs, as SQLite stores them."""
     index = sqlite3.connect(path / "index.sqlite")
     rows = index.execute(
         "SELECT array, norm, step_product, updates.digest FROM updates JOIN clients "
         "ON clients.id = updates.client WHERE name = ?",
         (TARGET,),
     ).fetchall()
+    pairs = index.execute(
+        "SELECT array, priority, pairs.digest FROM pairs JOIN clients "
+        "ON clients.id IN (pairs.client, pairs.other) WHERE name = ?",
+        (TARGET,),
+    ).fetchall()
+    sums = index.execute(
+        "SELECT difference FROM clients WHERE name = ?", (TARGET,)
+    ).fetchall()
     index.close()
-    traces: list[bytes] = []
+    traces: list[bytes] = [array for (array,) in sums if array is not None]
+    for array, priority, digest in pairs:
+        traces += [array, struct.pack(">d", priority), digest]
     for array, norm, product, digest in rows:
         traces += [] if array is None else [array]
         traces += [struct.pack(">d", norm), struct.pack(">d", product), digest]
     return traces
 
 
-def test_an_erased_name_remains_in_clients_and_events_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_an_erased_name_remains_in_clients_and_events_alone(
+    kind: History, tmp_path: Path
+) -> None:
     name = "a name that nobody else has"
     path = tmp_path / "ledger"
-    with DiskLedger.create(path, initial(), sums_every=3) as ledger:
-        for round_ in history(4):
+    with DiskLedger.create(path, initial(), history=kind) as ledger:
+        for round_ in history(4, partial=False):
             renamed = tuple(
                 replace(u, client=name) if u.client == TARGET else u
                 for u in round_.updates
@@ -262,18 +316,18 @@ def test_an_erased_name_remains_in_clients_and_events_alone(tmp_path: Path) -> N
             values = index.execute(f"SELECT {column} FROM {table}").fetchall()
             if any(name in str(value) for (value,) in values):
                 places.add((table, column))
-    [(number, state, count, weighted, squared)] = index.execute(
-        "SELECT id, state, num_updates, weighted, squared FROM clients WHERE name = ?",
+    [(number, state, count, difference)] = index.execute(
+        "SELECT id, state, num_updates, difference FROM clients WHERE name = ?",
         (name,),
     ).fetchall()
     left = index.execute(
         "SELECT count(*) FROM updates WHERE client = ?1 "
-        "UNION ALL SELECT count(*) FROM pending WHERE client = ?1",
+        "UNION ALL SELECT count(*) FROM pairs WHERE ?1 IN (client, other)",
         (number,),
     ).fetchall()
     index.close()
     assert places == {("clients", "name"), ("events", "clients")}
-    assert (state, count, weighted, squared) == ("erased", 0, None, None)
+    assert (state, count, difference) == ("erased", 0, None)
     assert left == [(0,), (0,)]
     for file in (path / "arrays").iterdir():
         assert name.encode() not in file.read_bytes()
@@ -296,9 +350,9 @@ def test_an_update_that_two_clients_share_outlives_the_erasure_of_one(
 def test_the_log_says_what_was_done(make: Maker) -> None:
     ledger = make()
     recorded(ledger, history(4))
-    forget(ledger, ["emil", "anna"], FastFedUL(damping=0.25))
+    forget(ledger, ["emil", "anna"], FastFedUL(skew=Scalar(0.25)))
     erase(ledger, ["anna", "emil"])
-    forget(ledger, [TARGET], FastFedUL(damping=0.5), erase=True)
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.5)), erase=True)
     events = ledger.events()
     assert [event.kind for event in events] == ["forget", "erase", "forget and erase"]
     assert events[0].clients == events[1].clients == ("anna", "emil")
@@ -319,13 +373,13 @@ def test_the_log_says_what_was_done(make: Maker) -> None:
 def test_the_rewritten_history_is_the_one_without_the_client(
     make: Maker, damping: float, at_once: bool
 ) -> None:
-    ledger = make(sums_every=3)
+    ledger = make()
     rounds = history(8)
     before = recorded(ledger, rounds)
     if at_once:
-        forget(ledger, [TARGET], FastFedUL(damping=damping), erase=True)
+        forget(ledger, [TARGET], FastFedUL(skew=Scalar(damping)), erase=True)
     else:
-        forget(ledger, [TARGET], FastFedUL(damping=damping))
+        forget(ledger, [TARGET], FastFedUL(skew=Scalar(damping)))
         erase(ledger, [TARGET])
     gone = frozenset({TARGET})
     close_to(ledger.final.params.flat, before[-1] + difference(rounds, gone, damping))
@@ -371,7 +425,7 @@ def test_rounds_without_the_client_stay_as_they_were_to_the_last_bit(
 
 
 def test_the_updates_of_those_who_stay_are_untouched(make: Maker) -> None:
-    ledger = make(update_dtype="int8", sums_every=3)
+    ledger = make(update_dtype="int8")
     rounds = history(8, drop=True)
     recorded(ledger, rounds)
 
@@ -435,10 +489,10 @@ def test_a_model_between_two_forgettings_at_one_time_is_what_the_server_had(
 
 
 def test_a_late_erasure_changes_no_model_since_the_forgetting(make: Maker) -> None:
-    ledger = make(sums_every=3)
+    ledger = make()
     rounds = history(9)
     recorded(ledger, rounds[:5])
-    forget(ledger, [TARGET], FastFedUL(damping=0.3))
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.3)))
     recorded(ledger, [without(r, {TARGET}) for r in rounds[5:]])
     before = [params.flat.copy() for params in models(ledger)]
     final = ledger.final.params.flat.tobytes()
@@ -456,7 +510,7 @@ def test_a_late_erasure_changes_no_model_since_the_forgetting(make: Maker) -> No
 
 def test_forgetting_and_erasing_later_equals_doing_both_at_once(make: Maker) -> None:
     rounds = history(8)
-    one, other = make(sums_every=3), make(sums_every=3)
+    one, other = make(), make()
     for ledger in (one, other):
         recorded(ledger, rounds)
     forget(one, [TARGET, "dora"], erase=True)
@@ -505,7 +559,7 @@ def test_clients_forgotten_at_different_times_are_erased_one_by_one(
 def test_one_after_the_other_equals_both_at_once(
     make: Maker, damping: float, first_erased: bool, second_erased: bool
 ) -> None:
-    method = FastFedUL(damping=damping)
+    method = FastFedUL(skew=Scalar(damping))
     rounds = history(8)
     together, apart = make(), make()
     for ledger in (together, apart):
@@ -550,7 +604,7 @@ def test_any_sequence_of_requests_equals_one_for_all_of_them(
     erased: tuple[bool, bool, bool],
     drop: bool,
 ) -> None:
-    method = FastFedUL(damping=damping, minimum_coverage=0)
+    method = FastFedUL(skew=Scalar(damping), minimum_coverage=0)
     rounds = history(6, drop=drop, seed=seed)
     seen = {u.client for round_ in rounds for u in round_.updates}
     order = [name for name in order if name in seen]
@@ -602,7 +656,7 @@ def test_a_round_with_nobody_else_stays_as_an_empty_round(
     make: Maker, damping: float
 ) -> None:
     ledger = make()
-    method = FastFedUL(damping=damping)
+    method = FastFedUL(skew=Scalar(damping))
     ledger.append(alone(0, "anna", TARGET))
     ledger.append(alone(1, TARGET))
     ledger.append(alone(2, "anna", "carl"))
@@ -635,7 +689,7 @@ def test_a_round_is_empty_once_the_last_of_its_clients_is_erased(make: Maker) ->
     ledger = make()
     rounds = history(4, partial=False)
     recorded(ledger, rounds)
-    method = FastFedUL(damping=0)
+    method = FastFedUL(skew=NoSkew())
     for name in CLIENTS:
         forget(ledger, [name], method, erase=True)
     for entry in ledger.rounds():
@@ -644,143 +698,86 @@ def test_a_round_is_empty_once_the_last_of_its_clients_is_erased(make: Maker) ->
     np.testing.assert_array_equal(params_at(ledger, 3).flat, initial().params.flat)
 
 
-# Running sums.
+# What forgetting one client alone takes.
 
 
-@dataclass
-class NaiveSums:
-    weighted: Floats
-    squared: Floats
-    num_unseen: int = 0
+def own_differences(rounds: Sequence[Round]) -> dict[str, Floats]:
+    """How far all rounds together would have gone elsewhere without each client."""
+    names = {u.client for round_ in rounds for u in round_.updates}
+    return {name: difference(rounds, frozenset({name}), 0.0) for name in names}
 
 
-def naive_sums(rounds: Sequence[Round], size: int) -> dict[str, NaiveSums]:
-    found: dict[str, NaiveSums] = {}
-    for round_ in rounds:
-        for update in round_.updates:
-            sums = found.setdefault(
-                update.client, NaiveSums(np.zeros(size), np.zeros(size))
-            )
-            if update.delta is None:
-                sums.num_unseen += 1
-                continue
-            sums.weighted += update.share * flat_of(update)
-            sums.squared += update.share * flat_of(update) ** 2
-    return found
-
-
-def with_unseen(round_: Round) -> Round:
-    """The round with its first update out of reach; the server tells its step."""
-    step = mean_without(round_, frozenset()).astype(np.float32)
-    first, *rest = round_.updates
-    unseen = replace(first, delta=None, kept=False, keep_probability=0.5)
-    layout = LAYOUT
-    return replace(round_, updates=(unseen, *rest), step=Params(layout, step))
-
-
-def assert_sums_are(ledger: WritableLedger, rounds: Sequence[Round]) -> None:
-    expected = naive_sums(rounds, ledger.settings.layout.size)
+def assert_differences_are(ledger: WritableLedger, rounds: Sequence[Round]) -> None:
+    expected = own_differences(rounds)
     assert set(expected) == set(ledger.clients())
-    for name, sums in expected.items():
-        found = ledger.running_sums(name)
-        close_to(found.weighted, sums.weighted)
-        close_to(found.squared, sums.squared)
-        assert found.num_unseen == sums.num_unseen
+    for name, own in expected.items():
+        close_to(ledger.own_difference(name), own, scale=5)
 
 
-@pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
-@pytest.mark.parametrize("sums_every", [1, 3, 8])
-def test_running_sums_are_those_of_all_updates_kept_or_not(
-    make: Maker, dtype: StorageDtype, sums_every: int
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_a_clients_own_difference_is_that_of_its_rounds(
+    make: Maker, kind: History
 ) -> None:
-    rounds = history(10, drop=True)
-    rounds[2] = with_unseen(rounds[2])
-    rounds[7] = with_unseen(rounds[7])
-    ledger = make(update_dtype=dtype, step_dtype=dtype, sums_every=sums_every)
+    rounds = history(10)
+    ledger = make(history=kind)
     for round_ in rounds:
         ledger.append(round_)
-        assert_sums_are(ledger, rounds[: round_.index + 1])
+        assert_differences_are(ledger, rounds[: round_.index + 1])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_running_sums_are_right_beyond_the_first_block(
-    make: Maker, dtype: StorageDtype
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_a_clients_own_difference_is_right_beyond_the_first_block(
+    make: Maker, kind: History
 ) -> None:
     layout = Layout.of({"w": np.zeros(70_000)})
-    rounds = history(5, layout=layout, drop=True)
-    ledger = make(initial(layout), update_dtype=dtype, sums_every=2)
+    rounds = history(5, layout=layout)
+    ledger = make(initial(layout), history=kind)
     recorded(ledger, rounds)
-    assert_sums_are(ledger, rounds)
+    assert_differences_are(ledger, rounds)
 
 
-@pytest.mark.parametrize("sums_every", [1, 3, 8])
-def test_running_sums_are_the_same_after_reopening(
-    sums_every: int, tmp_path: Path
+def test_a_dropped_update_counts_as_far_as_those_that_were_kept_stand_for_it(
+    make: Maker,
 ) -> None:
-    rounds = history(7, drop=True)
-    path = tmp_path / "ledger"
-    DiskLedger.create(
-        path, initial(), update_dtype="float16", sums_every=sums_every
-    ).close()
-    with DiskLedger.create(
-        tmp_path / "other", initial(), update_dtype="float16", sums_every=sums_every
-    ) as uninterrupted:
-        recorded(uninterrupted, rounds)
-        for round_ in rounds:
-            with DiskLedger(path) as ledger:
-                ledger.append(round_)
-        with LedgerReader(path) as reader:
-            for name in CLIENTS:
-                mine, yours = (
-                    reader.running_sums(name),
-                    uninterrupted.running_sums(name),
-                )
-                assert mine.weighted.tobytes() == yours.weighted.tobytes()
-                assert mine.squared.tobytes() == yours.squared.tobytes()
-                assert mine.num_unseen == yours.num_unseen
-
-
-@pytest.mark.parametrize("sums_every", [1, 3, 8])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_erasure_leaves_the_sums_of_the_others_alone_and_clears_its_own(
-    make: Maker, sums_every: int, dtype: StorageDtype
-) -> None:
-    ledger = make(sums_every=sums_every, update_dtype=dtype)
-    rounds = history(10, drop=True)
-    recorded(ledger, rounds[:7])
-
-    def others() -> dict[str, tuple[bytes, bytes, int]]:
-        found = {name: ledger.running_sums(name) for name in CLIENTS if name != TARGET}
-        return {
-            name: (sums.weighted.tobytes(), sums.squared.tobytes(), sums.num_unseen)
-            for name, sums in found.items()
-        }
-
-    before = others()
-    forget(ledger, [TARGET], FastFedUL(minimum_coverage=0), erase=True)
-    assert others() == before
-    own = ledger.running_sums(TARGET)
-    assert not own.weighted.any()
-    assert not own.squared.any()
-    assert own.num_unseen == 0
-    later = [without(r, {TARGET}) for r in rounds[7:]]
-    recorded(ledger, later)
-    expected = naive_sums([*rounds[:7], *later], LAYOUT.size)
+    """The same as forgetting the client without any skew."""
+    ledger = make()
+    recorded(ledger, history(8, drop=True))
+    method = FastFedUL(skew=NoSkew(), minimum_coverage=0)
     for name in CLIENTS:
-        if name != TARGET:
-            close_to(ledger.running_sums(name).weighted, expected[name].weighted)
-            close_to(ledger.running_sums(name).squared, expected[name].squared)
+        expected = method(UnlearnRequest(ledger, frozenset({name}))).delta.flat
+        close_to(ledger.own_difference(name), expected)
 
 
-def test_a_forgotten_client_keeps_its_sums_until_it_is_erased(make: Maker) -> None:
-    ledger = make(sums_every=2)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_after_an_erasure_own_differences_are_those_of_a_training_without_it(
+    make: Maker, at_once: bool
+) -> None:
+    ledger = make()
+    rounds = history(10)
+    recorded(ledger, rounds[:7])
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar()), erase=at_once)
+    if not at_once:
+        erase(ledger, [TARGET])
+    later = [without(round_, {TARGET}) for round_ in rounds[7:]]
+    recorded(ledger, later)
+    assert not ledger.own_difference(TARGET).any()
+    never = own_differences([without(round_, {TARGET}) for round_ in rounds])
+    for name, expected in never.items():
+        close_to(ledger.own_difference(name), expected, scale=5)
+
+
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_a_forgotten_client_keeps_its_difference_until_it_is_erased(
+    make: Maker, kind: History
+) -> None:
+    ledger = make(history=kind)
     rounds = history(5)
     recorded(ledger, rounds)
     forget(ledger, [TARGET])
-    assert_sums_are(ledger, rounds)
+    assert_differences_are(ledger, rounds)
     later = [without(r, {TARGET}) for r in history(8)[5:]]
     recorded(ledger, later)
-    assert_sums_are(ledger, [*rounds, *later])
+    assert_differences_are(ledger, [*rounds, *later])
 
 
 # Shares that leave nothing for the others, as older ledgers may have them.
@@ -821,7 +818,7 @@ def test_erasing_from_fewer_bits_gives_the_exact_history_within_their_bound(
     ledger = make(update_dtype=dtype)
     rounds = history(6)
     recorded(ledger, rounds)
-    forget(ledger, [TARGET], FastFedUL(damping=0.1), erase=True)
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.1)), erase=True)
     for index, round_ in enumerate(rounds):
         bound = np.full(LAYOUT.size, 2e-5)
         for update in round_.updates:
@@ -841,7 +838,7 @@ def test_steps_in_fewer_bits_add_up_within_their_bound_after_an_erasure(
     ledger = make(step_dtype=dtype)
     rounds = history(6)
     recorded(ledger, rounds)
-    forget(ledger, [TARGET], FastFedUL(damping=0.1), erase=True)
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.1)), erase=True)
     bound = np.full(LAYOUT.size, 1e-4)
     total = ledger.initial.params.flat.astype(np.float64)
     for round_, step in zip(rounds, steps_of(ledger), strict=True):
@@ -879,7 +876,7 @@ def test_erasing_from_a_replayed_aggregation_gives_the_history_without_the_clien
     ledger, never = make(**options), make(**options)
     recorded(ledger, rounds)
     recorded(never, [without(r, {TARGET, "emil"}) for r in rounds])
-    method = FastFedUL(damping=0)
+    method = FastFedUL(skew=NoSkew())
     forget(ledger, [TARGET], method, erase=True)
     forget(ledger, ["emil"], method)
     close_to(ledger.final.params.flat, never.final.params.flat, scale=5)
@@ -984,6 +981,10 @@ def different_histories() -> dict[str, Callable[[Round], Round]]:
         "another probability": lambda round_: change(round_, keep_probability=0.9),
         "one dropped": lambda round_: change(round_, kept=False),
         "another use": lambda round_: replace(round_, use="aggregate"),
+        "known training": lambda round_: replace(round_, local=LOCAL),
+        "another training": lambda round_: replace(
+            round_, local=replace(LOCAL, lr=0.2)
+        ),
         "another update": lambda round_: change(
             round_, delta=Params(LAYOUT, normal(70))
         ),
@@ -1012,8 +1013,8 @@ def test_the_chain_tells_every_two_histories_apart(tmp_path: Path) -> None:
 def test_memory_and_disk_agree_after_everything(tmp_path: Path) -> None:
     memory = MemoryLedger.create(initial())
     rounds = history(8, drop=True)
-    method = FastFedUL(minimum_coverage=0, damping=0.2)
-    with DiskLedger.create(tmp_path / "ledger", initial(), sums_every=3) as disk:
+    method = FastFedUL(minimum_coverage=0, skew=Scalar(0.2))
+    with DiskLedger.create(tmp_path / "ledger", initial()) as disk:
         for ledger in (memory, disk):
             recorded(ledger, rounds[:4])
             forget(ledger, [TARGET], method)
@@ -1044,6 +1045,5 @@ def test_memory_and_disk_agree_after_everything(tmp_path: Path) -> None:
                     other_update.step_product is None
                 )
         for name in CLIENTS:
-            sums, same = memory.running_sums(name), disk.running_sums(name)
-            close_to(sums.weighted, same.weighted)
-            close_to(sums.squared, same.squared)
+            own, same = memory.own_difference(name), disk.own_difference(name)
+            close_to(own, same)

@@ -12,6 +12,7 @@ from fastfedul import (
     Keep,
     MemoryLedger,
     Model,
+    NoSkew,
     Params,
     Round,
     UnlearnRefusedError,
@@ -68,7 +69,7 @@ def test_every_method_that_needs_only_the_history_answers() -> None:
     found = {name: find_method(name)(request) for name in SERVER_ONLY}
     models = {result.params.flat.tobytes() for result in found.values()}
     assert len(models) == len(SERVER_ONLY)
-    plain = FastFedUL(damping=0)(request)
+    plain = FastFedUL(skew=NoSkew())(request)
     assert np.array_equal(found["fast-fedul-2"].params.flat, plain.params.flat)
     with pytest.raises(InvalidInputError, match="fast-fedul-3"):
         find_method("fast-fedul-9")
@@ -82,7 +83,7 @@ def test_a_counted_ledger_counts_the_bytes_of_what_is_read() -> None:
     where = counted.updates_of("g")[0].round
     counted.combine([VectorRef(0), VectorRef(where, "g")], [[1.0, 1.0]])
     assert counted.bytes_read == 2 * 4 * size
-    counted.columns([VectorRef(2)], 0)
+    counted.stack([VectorRef(2)]).read(0, size)
     assert counted.bytes_read == 3 * 4 * size
 
 

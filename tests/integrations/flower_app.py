@@ -43,6 +43,10 @@ from fastfedul.rng import name_key, stream
 
 NUM_CLIENTS = 5
 SIZES = (10, 20, 30, 40, 50)
+TOLD = {"lr": 0.1, "momentum": 0.5, "batch-size": 16, "local-epochs": 2}
+"""How the server tells clients to train, in one of the scenarios."""
+CLAIMED = {"lr": 99.0, "momentum": 0.0, "batch-size": 1, "local-epochs": 99}
+"""How clients say that they trained, in all of them; nobody should believe it."""
 PROJECT = RunConfig(train_size=150, clients=5, rounds=2, epochs=1, seed=5, workers=1)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -110,7 +114,7 @@ def train(message: Message, context: Context) -> Message:
             mark.touch()
             spoilt(arrays, once)
     metrics: dict[str, Any] = {"num-examples": size, "loss": float(number)}
-    return reply(message, metrics, arrays)
+    return reply(message, {**metrics, **CLAIMED}, arrays)
 
 
 @client_app.evaluate()
@@ -183,6 +187,7 @@ def run(
     num_rounds: int = 3,
     faults: dict[str, str] | None = None,
     start: Arrays | None = None,
+    told: dict[str, Any] | None = None,
     after: Callable[[int], None] = lambda number: None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -190,6 +195,7 @@ def run(
     scenario = folder / name
     scenario.mkdir(exist_ok=True)
     config = {"scenario": name, "folder": str(scenario)}
+    train_config = {**config, **(told or {}), "faults": json.dumps(faults or {})}
     asked: list[int] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -205,7 +211,7 @@ def run(
             grid,
             ArrayRecord(given),
             num_rounds=num_rounds,
-            train_config=ConfigRecord({**config, "faults": json.dumps(faults or {})}),
+            train_config=ConfigRecord(train_config),
             evaluate_config=ConfigRecord({**config}),
             evaluate_fn=evaluate if start is None else None,
         )
@@ -287,7 +293,13 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
             faults={"1@1": "nan", "2@1": "nan"},
         ),
         "wrong": run(grid, folder, "wrong", everybody(Wrong), aggregation="mean"),
-        "project": run(grid, folder, "project", num_rounds=2, start=whole),
+        "told": run(grid, folder, "told", num_rounds=2, told=TOLD),
+        "project": run(
+            *(grid, folder, "project"),
+            num_rounds=2,
+            start=whole,
+            local=PROJECT.local.sgd,
+        ),
         "forget": forgetting(grid, folder),
     }
 

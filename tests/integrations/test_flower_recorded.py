@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from fastfedul import (
+    ClientUpdate,
+    DiskLedger,
+    LedgerReader,
+    LocalSGD,
+    Model,
+    Params,
+    Round,
+)
 from fastfedul import verify as verify_ledger
 from fastfedul.errors import LedgerError
 from fastfedul.experiment import train
@@ -99,6 +107,19 @@ def test_a_project_recorded_through_flower_has_the_digest_of_its_own_engine(
     summary = train(tmp_path / "run", import_module("flower_app").PROJECT)
     with opened(scenarios.ledger("project")) as ledger:
         assert ledger.chain.hex() == summary.chain
+
+
+def test_how_clients_train_is_what_the_server_told_them_and_not_what_they_say(
+    scenarios: Scenarios,
+) -> None:
+    told = LocalSGD(lr=0.1, momentum=0.5, batch_size=16, epochs=2)
+    for name, expected in (
+        ("told", told),
+        ("plain", None),
+        ("project", import_module("flower_app").PROJECT.local.sgd),
+    ):
+        with opened(scenarios.ledger(name)) as ledger:
+            assert {round_.local for round_ in ledger.rounds()} == {expected}, name
 
 
 def test_what_start_returns_is_the_ledgers_model(scenarios: Scenarios) -> None:

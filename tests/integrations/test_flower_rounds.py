@@ -11,6 +11,7 @@ import pytest
 from flwr.app import (
     Array,
     ArrayRecord,
+    ConfigRecord,
     Error,
     Message,
     MessageType,
@@ -20,7 +21,7 @@ from flwr.app import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfedul import DiskLedger, Model, Params
+from fastfedul import DiskLedger, InvalidInputError, LocalSGD, Model, Params
 from fastfedul.integrations.flower_arrays import (
     buffer_rule,
     decoded,
@@ -32,6 +33,7 @@ from fastfedul.integrations.flower_rounds import (
     RoundSettings,
     Sent,
     expected_step,
+    local_training,
     make_round,
     sort_replies,
 )
@@ -170,6 +172,84 @@ def test_the_order_of_replies_makes_no_difference(order: list[int], seed: int) -
     np.testing.assert_array_equal(steps[0], steps[1])
     names = [[u.client for u in round_.updates] for round_ in rounds]
     assert names == [list("abcdef")] * 2
+
+
+TOLD = {"lr": 0.05, "momentum": 0.9, "batch-size": 32, "local-epochs": 2}
+USUAL = LocalSGD(lr=0.5, momentum=0.0, batch_size=8, epochs=1)
+
+
+def telling(*configs: dict[str, Any]) -> list[Message]:
+    """Return messages of the server, each with a config of its own."""
+    return [
+        Message(
+            content=RecordDict({"config": ConfigRecord(config)}),
+            message_type=MessageType.TRAIN,
+            dst_node_id=100 + number,
+        )
+        for number, config in enumerate(configs)
+    ]
+
+
+def test_what_the_server_tells_all_clients_is_how_they_train() -> None:
+    expected = LocalSGD(lr=0.05, momentum=0.9, batch_size=32, epochs=2)
+    for usual in (None, USUAL):
+        messages = telling({**TOLD, "server-round": 3}, TOLD, TOLD)
+        assert local_training(messages, usual) == expected
+
+
+def test_what_a_message_does_not_say_is_as_usual_or_unknown() -> None:
+    partly = telling({"lr": 0.05}, {"lr": 0.05, "server-round": 1})
+    assert local_training(partly, USUAL) == LocalSGD(
+        lr=0.05, momentum=0.0, batch_size=8, epochs=1
+    )
+    assert local_training(partly, None) is None
+    assert local_training(telling({}, {}), USUAL) == USUAL
+    assert local_training(telling({}, {}), None) is None
+
+
+@pytest.mark.parametrize("usual", [None, USUAL])
+def test_clients_that_are_told_different_things_train_in_no_one_way(
+    usual: LocalSGD | None,
+) -> None:
+    assert local_training(telling(TOLD, {**TOLD, "lr": 0.1}), usual) is None
+    assert local_training(telling(TOLD, {}), usual) is None
+
+
+@pytest.mark.parametrize("value", ["fast", True, [0.1, 0.2], b"\x01"])
+def test_what_is_no_number_says_nothing(value: Any) -> None:
+    assert local_training(telling({**TOLD, "lr": value}), None) is None
+    found = local_training(telling({**TOLD, "lr": value}), USUAL)
+    assert found is not None
+    assert found.lr == USUAL.lr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("lr", 0.0), ("lr", float("nan")), ("momentum", 1.0), ("batch-size", 0),
+     ("local-epochs", -1)],
+)  # fmt: skip
+@pytest.mark.parametrize("usual", [None, USUAL])
+def test_training_that_makes_no_sense_is_refused_in_one_line(
+    key: str, value: float, usual: LocalSGD | None
+) -> None:
+    with pytest.raises(InvalidInputError, match="of local training is") as caught:
+        local_training(telling({**TOLD, key: value}), usual)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_client_says_of_its_training_is_not_recorded() -> None:
+    sent = asked("a", "b")
+    replies = [replied(message, [2, 2, 2]) for message, _ in sent]
+    for reply in replies:
+        reply.content["config"] = ConfigRecord(TOLD)  # type: ignore[arg-type]
+        [metrics] = reply.content.metric_records.values()
+        metrics.update(TOLD)
+    usable, problems = sort_replies(replies, sent, set(), BEFORE, SETTINGS)
+    assert not problems
+    trained = local_training((message for message, _ in sent), None)
+    assert make_round(0, usable, BEFORE, SETTINGS, trained).local is None
+    told = local_training((message for message, _ in sent), USUAL)
+    assert make_round(0, usable, BEFORE, SETTINGS, told).local == USUAL
 
 
 def test_the_expected_step_is_the_ledgers(

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.conftest import error_bound
 
 from fastfedul import (
     ClientUpdate,
@@ -17,14 +16,17 @@ from fastfedul import (
     FastFedUL,
     MemoryLedger,
     Model,
+    NoSkew,
     Params,
     Round,
+    Scalar,
     UnlearnRequest,
     forget,
 )
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.history.ledger import WritableLedger
 from fastfedul.records import StorageDtype
+from tests.conftest import error_bound
 
 SIZE = 7
 NAMES = ("ann", "bob", "cyd", "dan", "eve")
@@ -74,7 +76,7 @@ def vector(rng: np.random.Generator, magnitude: float = 1.0) -> Params:
 
 
 def delta(ledger: WritableLedger, *clients: str, damping: float = 0.07) -> np.ndarray:
-    method = FastFedUL(damping=damping)
+    method = FastFedUL(skew=Scalar(damping))
     return method(UnlearnRequest(ledger, frozenset(clients))).delta.flat
 
 
@@ -86,7 +88,9 @@ def test_forgetting_a_stranger_changes_nothing(
     history: History, damping: float
 ) -> None:
     ledger = history.in_memory()
-    result = FastFedUL(damping=damping)(UnlearnRequest(ledger, frozenset({"stranger"})))
+    result = FastFedUL(skew=Scalar(damping))(
+        UnlearnRequest(ledger, frozenset({"stranger"}))
+    )
     np.testing.assert_array_equal(result.params.flat, ledger.final.params.flat)
     assert result.coverage == 1
     assert result.rounds == 0
@@ -112,7 +116,7 @@ def test_the_order_of_clients_is_irrelevant(
 
 def u_then_v(history: History, damping: float, erase: bool) -> np.ndarray:
     ledger = history.in_memory()
-    method = FastFedUL(damping=damping, minimum_coverage=0)
+    method = FastFedUL(skew=Scalar(damping), minimum_coverage=0)
     known = [name for name in ("ann", "bob") if name in ledger.clients()]
     for name in known:
         forget(ledger, [name], method, erase=erase)
@@ -155,7 +159,7 @@ def test_forgetting_everybody_undamped_returns_the_initial_model(
     history: History,
 ) -> None:
     ledger = history.in_memory()
-    forget(ledger, ledger.clients(), FastFedUL(damping=0))
+    forget(ledger, ledger.clients(), FastFedUL(skew=NoSkew()))
     np.testing.assert_allclose(
         ledger.final.params.flat, history.initial, rtol=1e-5, atol=1e-5
     )
@@ -164,7 +168,7 @@ def test_forgetting_everybody_undamped_returns_the_initial_model(
 @given(history=histories())
 def test_full_damping_leaves_only_the_last_round(history: History) -> None:
     ledger = history.in_memory()
-    result = FastFedUL(damping=1)(UnlearnRequest(ledger, frozenset({"ann"})))
+    result = FastFedUL(skew=Scalar(1.0))(UnlearnRequest(ledger, frozenset({"ann"})))
     last = History(history.initial, (Round(0, history.rounds[-1].updates),))
     np.testing.assert_allclose(
         result.delta.flat, delta(last.in_memory(), "ann"), rtol=1e-5, atol=1e-6
@@ -201,9 +205,10 @@ def test_the_difference_is_linear_in_the_recorded_vectors(
 @given(history=histories(), seed=st.integers(0, 999))
 def test_a_damping_per_round_follows_the_recursion(history: History, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    per_round = rng.uniform(0, 1, len(history.rounds)).tolist()
+    per_round = tuple(rng.uniform(0, 1, len(history.rounds)).tolist())
     ledger = history.in_memory()
-    result = FastFedUL(damping=per_round)(UnlearnRequest(ledger, frozenset({"bob"})))
+    method = FastFedUL(skew=Scalar(per_round))
+    result = method(UnlearnRequest(ledger, frozenset({"bob"})))
     expected = np.zeros(SIZE)
     for damping, gamma in zip(per_round, gammas(history, "bob"), strict=True):
         expected = (1 - damping) * expected + gamma
@@ -227,19 +232,6 @@ def gammas(history: History, client: str) -> list[np.ndarray]:
     return found
 
 
-@given(history=histories(), dampings=st.lists(st.floats(0, 1), min_size=1, max_size=5))
-def test_a_sweep_equals_one_call_per_damping(
-    history: History, dampings: list[float]
-) -> None:
-    ledger = history.in_memory()
-    request = UnlearnRequest(ledger, frozenset({"ann"}))
-    swept = FastFedUL().sweep(request, dampings)
-    for result, damping in zip(swept, dampings, strict=True):
-        np.testing.assert_allclose(
-            result.delta.flat, delta(ledger, "ann", damping=damping), atol=1e-6
-        )
-
-
 @settings(max_examples=15, deadline=None)
 @given(history=histories(), damping=dampings)
 def test_disk_equals_memory(history: History, damping: float) -> None:
@@ -250,6 +242,16 @@ def test_disk_equals_memory(history: History, damping: float) -> None:
             rtol=1e-6,
             atol=1e-6,
         )
+
+
+@settings(max_examples=15, deadline=None)
+@given(history=histories())
+def test_disk_equals_memory_also_by_the_usual_skew(history: History) -> None:
+    request = frozenset({"ann", "eve"})
+    with on_disk(history) as ledger:
+        found = FastFedUL()(UnlearnRequest(ledger, request)).delta.flat
+        expected = FastFedUL()(UnlearnRequest(history.in_memory(), request)).delta.flat
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=20, deadline=None)
@@ -283,7 +285,6 @@ class on_disk:  # noqa: N801 (reads as a function)
             Path(self._folder.name) / "ledger",
             Model(Params(LAYOUT, history.initial)),
             update_dtype=dtype,
-            sums_every=2,
         )
         history.onto(self._ledger)
 

@@ -11,7 +11,6 @@ from fastfedul.report.content import (
     Report,
     RoundPoint,
     Row,
-    SweepPoint,
 )
 from fastfedul.rng import stream
 
@@ -40,9 +39,6 @@ def report(rows: tuple[Row, ...]) -> Report:
         RoundPoint(int(n), float(m), float(min(max(a, 0), 1)))
         for n, m, a in zip(numbers, main, attack, strict=True)
     ]
-    damping = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-    right = (0.744, 0.86, 0.902, 0.919, 0.94, 0.962, 0.972)
-    works = (0.0, 0.003, 0.01, 0.022, 0.11, 0.43, 0.84)
     values = random.gamma(4, 0.1, (10, 20)) * np.exp(-np.arange(20) / 15)
     values[random.random((10, 20)) < 0.15] = np.nan
     values[3] *= 2.5
@@ -63,10 +59,13 @@ def report(rows: tuple[Row, ...]) -> Report:
             "fast-fedul": random.gamma(9, 1.05, 10),
             "no-skew": random.gamma(16, 1.6, 10),
         },
-        sweep=tuple(map(SweepPoint, damping, right, works)),
+        removed_by_layer=(
+            ("conv.weight", 0.34), ("conv.bias", 1.02), ("unused", None),
+            ("dense.weight", 0.07), ("dense.bias", -0.01),
+        ),
         contributions=Contributions(tuple(f"client-{i}" for i in range(10)), values),
         examples=ExampleImages(images, tuple(f"a {i}, labelled 7" for i in range(8))),
-        settings={"data": "digits", "clients": 10, "rounds": 20, "damping": 0.05,
+        settings={"data": "digits", "clients": 10, "rounds": 20, "lr": 0.05,
                   "partition": "dirichlet:0.5", "attack": "pixel", "seed": 1},
         commands=("fastfedul train run --seed 1", "fastfedul report run"),
         notes=("The poisoned pictures are not among those trained on.",),

@@ -14,9 +14,9 @@ import pytest
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.report.charts import draw_angles, draw_bars, draw_rounds
-from fastfedul.report.content import Contributions, Report, RoundPoint, Row, SweepPoint
-from fastfedul.report.damping_chart import draw_sweep
+from fastfedul.report.content import Contributions, Report, RoundPoint, Row
 from fastfedul.report.heat_map import MAX_CLIENTS, draw_contributions
+from fastfedul.report.held_back_chart import MAX_LAYERS, draw_held_back
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 
@@ -33,7 +33,7 @@ DRAW: dict[str, Callable[[Report], str]] = {
     "rounds": lambda report: draw_rounds(report.rounds, report.forgotten),
     "bars": lambda report: draw_bars(report.rows),
     "angles": lambda report: draw_angles(report.unit_angles),
-    "sweep": lambda report: draw_sweep(report.sweep, report.rows),
+    "held back": lambda report: draw_held_back(report.removed_by_layer),
     "contributions": contributions_of,
 }
 
@@ -89,14 +89,13 @@ def test_axes_speak_plainly(report: Report) -> None:
     assert "client-3 forgotten" in texts(DRAW["rounds"](report))
     assert {"before", "retrained", "2.2\u00a0%"} <= set(texts(DRAW["bars"](report)))
     assert "angle to the retrained model (degrees)" in texts(DRAW["angles"](report))
-    assert {"damping", "retrained"} <= set(texts(DRAW["sweep"](report)))
+    assert {"removed", "held back", "100 %"} <= set(texts(DRAW["held back"](report)))
 
 
 def test_without_an_attack_it_is_not_mentioned(report: Report) -> None:
     points = [RoundPoint(point.round, point.main) for point in report.rounds]
     rows = [Row(r.method, r.main, r.main_count, r.main_interval) for r in report.rows]
-    sweep = [SweepPoint(point.damping, point.main) for point in report.sweep]
-    for svg in (draw_rounds(points), draw_bars(rows), draw_sweep(sweep, report.rows)):
+    for svg in (draw_rounds(points), draw_bars(rows)):
         assert "attack" not in svg
 
 
@@ -109,6 +108,7 @@ def test_names_from_strangers_stay_text(report: Report) -> None:
         draw_contributions(
             Contributions((HOSTILE, "漢字" * 50), values), [(2, HOSTILE)]
         ),
+        draw_held_back([(f"</text>{HOSTILE[:9]}", 0.5)]),
     )
     for svg in svgs:
         root = ElementTree.fromstring(svg)
@@ -127,7 +127,6 @@ def test_numbers_that_are_none_are_left_out(value: float) -> None:
         draw_bars([row]),
         draw_rounds([RoundPoint(0, math.nan, None), RoundPoint(1, 0.5, 0.5)]),
         draw_angles({"a": np.array([value]), "b": np.array([3.0]), "c": np.zeros(0)}),
-        draw_sweep([SweepPoint(0.1, math.nan, 0.2)], [row]),
         draw_contributions(Contributions(("a",), np.full((1, 2), value))),
     )
     assert all(ElementTree.fromstring(svg) is not None for svg in drawn)
@@ -135,7 +134,37 @@ def test_numbers_that_are_none_are_left_out(value: float) -> None:
 
 def test_one_point_is_enough() -> None:
     assert draw_rounds([RoundPoint(0, 0.1, 0.0)], [(0, "a"), (0, "b")])
-    assert draw_sweep([SweepPoint(0.0, 0.5, 0.5)])
+    assert draw_held_back([("w", 0.5)])
+
+
+def test_a_bar_says_what_was_removed_and_never_leaves_its_place(report: Report) -> None:
+    """Directions cross layers, so a part may be below 0 or above 1."""
+    svg = draw_held_back(report.removed_by_layer)
+    shown = texts(svg)
+    for name, kept in report.removed_by_layer:
+        assert (name in shown) == (kept is not None)
+    label = ElementTree.fromstring(svg).get("aria-label", "")
+    for said in ("conv.weight: 34%", "conv.bias: 100%", "dense.weight: 7%"):
+        assert said in label
+    assert "dense.bias: 0%" in label
+    assert "unused" not in svg
+
+
+def test_of_many_layers_the_first_and_the_last_are_shown() -> None:
+    layers = [(f"layer{place}", place / 100) for place in range(100)]
+    svg = draw_held_back(layers)
+    half = MAX_LAYERS // 2
+    names = [name for name, _ in layers]
+    found = [text for text in texts(svg) if text.startswith("layer")]
+    assert found == [*names[:half], *names[-half:]]
+    assert len(svg) < 60_000
+
+
+def test_a_long_name_of_a_layer_keeps_its_end() -> None:
+    svg = draw_held_back([("module." * 20 + "block.weight", 0.5)])
+    [name] = [text for text in texts(svg) if text.endswith("block.weight")]
+    assert name.startswith("…")
+    assert len(name) <= 20
 
 
 def test_of_many_clients_the_forgotten_and_the_largest_are_shown() -> None:

@@ -30,14 +30,6 @@ def made_up(cell: Cell) -> dict[str, Any]:
         ends = [(n + 1) / 12 for n in range(12)]
         course = [0.9 - (0.9 - backdoor) * end for end in ends]
         return {"main": [main - end / 20 for end in ends], "backdoor": course}
-    if cell.kind == "curve":
-        values = cell.settings["values"]
-        ends = [n / (len(values) - 1) for n in range(len(values))]
-        return {
-            "values": values,
-            "main": [0.8 + 0.17 * end for end in ends],
-            "backdoor": [None if cell.run.attack == "none" else end for end in ends],
-        }
     found: dict[str, Any] = {
         "main": main,
         "main_count": round(main * 1000),
@@ -53,10 +45,6 @@ def made_up(cell: Cell) -> dict[str, Any]:
         "client_calls": 0 if "fast" in cell.method else 40,
         "software": "0.1.0",
     }
-    if cell.run.attack == "none":
-        found |= {"backdoor": None, "backdoor_count": None, "backdoor_total": None}
-    if cell.method == "fast-fedul-auto":
-        found["choice"] = {"value": 0.3}
     if cell.method not in ("before", "retrained"):
         found["bytes_read"] = round(10 ** (4 + 4 * chance(cell, "read")))
         found["stored_bytes"] = 0 if cell.method == "cdp" else 40_000_000
@@ -67,7 +55,7 @@ def made_up(cell: Cell) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CellStore:
-    return CellStore(tmp_path / "cells")
+    return CellStore(tmp_path / "kept")
 
 
 @pytest.fixture
@@ -89,7 +77,7 @@ def line_with(store: CellStore) -> Callable[..., Line]:
 
     def built(
         *results: dict[str, Any] | None,
-        label: str = "fast-fedul",
+        label: str = "fast-fedul-paper",
         method: str | None = None,
         data: str = "mnist",
         source: str | None = None,

@@ -13,9 +13,6 @@ from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
 from fastfedul.reproduction.settings import SCALES, Scale
 from fastfedul.reproduction.summary import summarize
 from fastfedul.reproduction.tables import CSV_COLUMNS, to_csv, to_markdown
-from fastfedul.reproduction.writing import OURS
-
-OF_THE_PAPER = [name for name in EXPERIMENTS if name not in OURS]
 
 Build = Callable[..., Line]
 Fill = Callable[..., CellStore]
@@ -67,8 +64,8 @@ def test_a_line_has_its_mean_interval_counts_and_the_papers_figures(
     line = line_with({**WHOLE, "main": 0.97}, {**WHOLE, "main": 0.98})
     text = page("pixel", line, store=store)
     # t(1) = 12.706 times 0.005 is 6.35 points; cut at 100 %
-    assert row(text, "fast-fedul") == [
-        "fast-fedul",
+    assert row(text, "fast-fedul-paper") == [
+        "fast-fedul-paper",
         "2",
         "97.50 % [91.15 to 100.00]",
         "1.18 % [1.18 to 1.18] (22 of 1,870)",
@@ -85,15 +82,15 @@ def test_one_seed_has_no_interval_and_the_text_says_so(
 ) -> None:
     text = page("pixel", line_with(WHOLE), store=store)
     assert "one seed, so there are no intervals" in text
-    assert row(text, "fast-fedul")[2] == "97.47 %"
-    assert " to " not in row(text, "fast-fedul")[3]
+    assert row(text, "fast-fedul-paper")[2] == "97.47 %"
+    assert " to " not in row(text, "fast-fedul-paper")[3]
 
 
 def test_missing_seeds_are_counted(line_with: Build, store: CellStore) -> None:
     text = page("pixel", line_with(WHOLE, None, WHOLE), store=store)
-    assert row(text, "fast-fedul")[1] == "2 of 3 seeds"
+    assert row(text, "fast-fedul-paper")[1] == "2 of 3 seeds"
     text = page("pixel", line_with(None, label="kd"), store=store)
-    assert row(text, "kd")[1:3] == ["0 of 1 seeds", "no result yet"]
+    assert row(text, "kd")[1:3] == ["0 of 1 seeds", "not run yet"]
 
 
 def test_a_refusal_stands_in_words_beside_the_papers_figures(
@@ -146,40 +143,40 @@ def test_costs_are_compared_with_fast_fedul(line_with: Build, store: CellStore) 
     text = page("cost", *lines, store=store)
     expected = ["5 min 0 s", "150 ×", "110 ×", "1,234", "–", "2.0 KiB", "–"]
     assert row(text, "pga")[2:] == expected
-    assert row(text, "fast-fedul")[3:5] == ["1 ×", "1 ×"]
+    assert row(text, "fast-fedul-paper")[3:5] == ["1 ×", "1 ×"]
     text = page("cost", lines[0], store=store)
     assert row(text, "pga")[3] == "–"
 
 
 def test_angles_are_compared_with_all_kept(line_with: Build, store: CellStore) -> None:
     lines = [
-        line_with(WHOLE, label="fast-fedul, all kept", method="fast-fedul"),
+        line_with(WHOLE, label="fast-fedul-paper, all kept", method="fast-fedul-paper"),
         line_with({"unit_angles": [40.0, 24.0]}, label="fast-fedul-2"),
     ]
     text = page("deviation", *lines, store=store)
-    first, second = row(text, "fast-fedul, all kept"), row(text, "fast-fedul-2")
+    first, second = row(text, "fast-fedul-paper, all kept"), row(text, "fast-fedul-2")
     assert first[2:] == ["16.0°", "24.0°", "50.00 %", "1 ×", "mean below 10°"]
     assert second[2:] == ["32.0°", "40.0°", "100.00 %", "2 ×", "2.6 ×"]
 
 
 def test_sampling_goes_by_policy_and_budget(line_with: Build, store: CellStore) -> None:
-    line = line_with(WHOLE, label="optimal:5", method="fast-fedul", parameter=5)
+    line = line_with(WHOLE, label="optimal:5", method="fast-fedul-paper", parameter=5)
     assert row(page("sampling", line, store=store), "optimal")[1] == "5"
 
 
 def test_damping_shows_the_last_iteration(line_with: Build, store: CellStore) -> None:
     course = {"main": [0.9, 0.8], "backdoor": [0.5, 0.25]}
-    line = line_with(course, label="0.07", method="fast-fedul", parameter=0.07)
+    line = line_with(course, label="0.07", method="fast-fedul-paper", parameter=0.07)
     assert row(page("damping", line, store=store), "0.07")[2:] == ["80.00 %", "25.00 %"]
 
 
 def test_warnings_stand_below_the_table(line_with: Build, store: CellStore) -> None:
     text = page("pixel", line_with({**WHOLE, "warnings": ["beware"]}), store=store)
-    assert "\n- fast-fedul: beware" in text
+    assert "\n- fast-fedul-paper: beware" in text
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", OF_THE_PAPER)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_its_tables(name: str, scale: Scale, fill: Fill) -> None:
     lines = lines_of(name, scale, 2)
     store = fill(lines)

@@ -75,7 +75,7 @@ def test_nothing_computed_yet_is_a_page_that_says_so(
     lines = lines_of("cost", "smoke", 1)
     files = write("cost", "smoke", lines, store, tmp_path)
     assert len(files) == 3
-    assert files[0].read_text("utf-8").count("no result yet") == len(lines)
+    assert files[0].read_text("utf-8").count("not run yet") == len(lines)
 
 
 def test_without_matplotlib_the_rest_is_written(

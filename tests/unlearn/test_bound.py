@@ -16,6 +16,7 @@ from fastfedul import (
     Model,
     Params,
     Round,
+    Scalar,
     UnlearnRequest,
 )
 from fastfedul.records import RoundEntry
@@ -114,10 +115,11 @@ def test_it_holds_where_its_assumptions_do() -> None:
     ledger = MemoryLedger.create(Model(Params(LAYOUT, np.zeros(2, np.float32))))
     for round_ in rounds:
         ledger.append(round_)
-    exact = FastFedUL(damping=pull)(UnlearnRequest(ledger, frozenset({"ann"})))
+    exact = FastFedUL(skew=Scalar(pull))(UnlearnRequest(ledger, frozenset({"ann"})))
     np.testing.assert_allclose(exact.params.flat, retrained, atol=1e-5)
     for damping in (0.0, 0.1, 0.6):
-        result = FastFedUL(damping=damping)(UnlearnRequest(ledger, frozenset({"ann"})))
+        method = FastFedUL(skew=Scalar(damping))
+        result = method(UnlearnRequest(ledger, frozenset({"ann"})))
         distance = float(np.linalg.norm(result.params.flat - retrained))
         assert result.bound.lipschitz == pytest.approx(pull, rel=1e-4)
         assert result.bound.value is not None

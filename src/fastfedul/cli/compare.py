@@ -47,7 +47,9 @@ SetOption = Annotated[
         help="A setting of a method, such as federaser.interval=4; may be repeated.",
     ),
 ]
-DampingOption = Annotated[float, typer.Option(help="As in `fastfedul forget`.")]
+DampingOption = Annotated[
+    float, typer.Option(help="Damping of the paper's method and its variants.")
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help=f"Where the page goes; RUN/{PAGE}.")
 ]
@@ -175,6 +177,7 @@ def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
     from fastfedul.report.as_json import rows_to_json
     from fastfedul.reporting import row_of
 
+    seen = found.reaction
     rows = rows_to_json([row_of(row) for row in found.rows])
     for row, evaluation in zip(rows, found.rows, strict=True):
         near, member = evaluation.closeness, evaluation.membership
@@ -195,14 +198,7 @@ def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
             "attackers": found.keeping.attackers,
             "others": found.keeping.others,
         },
-        "sweep": [
-            {
-                "damping": point.damping,
-                "main": point.main.value,
-                "backdoor": point.backdoor.value if point.backdoor else None,
-            }
-            for point in found.sweep
-        ],
+        "removed_by_layer": dict(seen.removed_by_layer) if seen else None,
         "report": str(page),
     }
 

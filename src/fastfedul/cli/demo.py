@@ -60,7 +60,7 @@ def run_demo(
         )
     with training_progress(config.rounds, hidden=json) as progress:
         train(folder, config, progress)
-    found = run_comparison(folder, (), ("fast-fedul", "fast-fedul-auto"), DAMPING)
+    found = run_comparison(folder, (), ("fast-fedul", "fast-fedul-paper"), DAMPING)
     page = write_page(folder, found, None)
     if json:
         print_json(comparison_json(found, page))

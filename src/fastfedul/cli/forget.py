@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,12 @@ from fastfedul.certificates import (
     certificates_folder,
     write_certificates,
 )
-from fastfedul.cli.method_options import AUTO, DampingText, SkewName, to_damping
+from fastfedul.cli.method_options import (
+    AlternateFlag,
+    DampingNumber,
+    SkewName,
+    chosen_skew,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -27,7 +33,7 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.request import UNSIGNED
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.forgetting import commit, erase, settings_of
 from fastfedul.history.ledger import require_known
 from fastfedul.history.model_files import model_written
@@ -41,6 +47,9 @@ from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
 from fastfedul.unlearn.removal import Removal
+
+if TYPE_CHECKING:
+    from fastfedul.validating import Validation
 
 NOT_A_SAMPLE = (
     "single samples cannot be forgotten: the server only ever saw a client's update as "
@@ -57,43 +66,16 @@ def forget_clients(
     clients: Annotated[
         list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
     ],
-    damping: DampingText = AUTO,
     skew: SkewName = None,
-    spread: Annotated[
-        float | None,
-        typer.Option(
-            help="With coordinate or direction: how strongly to damp values on which "
-            "clients differ. If not given, coordinate chooses it from the history, "
-            "and direction takes 0.2.",
-            show_default=False,
-        ),
-    ] = None,
-    persistence: Annotated[
-        float,
-        typer.Option(help="With coordinate: damp values that any client moves."),
-    ] = 1.0,
-    recursion: Annotated[
-        bool,
-        typer.Option(
-            "--recursion",
-            help="With coordinate and a spread: damp a little in every round.",
-        ),
-    ] = False,
+    damping: DampingNumber = None,
+    alternate: AlternateFlag = False,
     validation: Annotated[
         Path | None,
         typer.Option(
             help="Clean images of your own, an .npz file with images and, if known, "
-            "labels: choose the least damping that keeps their accuracy. Never use "
-            "the leaver's images, nor those you score the result on.",
+            "labels: says how the cleaned model does on them. Never use the leaver's "
+            "images.",
             metavar="FILE.npz",
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="With --validation: share of the images that may be lost, beyond a "
-            "standard error. [default: 0.02]",
-            show_default=False,
         ),
     ] = None,
     max_drop: Annotated[
@@ -111,9 +93,6 @@ def forget_clients(
             "package.module:function.",
         ),
     ] = None,
-    alternate: Annotated[
-        bool, typer.Option(help="Damp every other round only (Fast-FedUL-3).")
-    ] = False,
     minimum_coverage: Annotated[
         float,
         typer.Option(help="Refuse if less of a client's share in the model was kept."),
@@ -158,18 +137,14 @@ def forget_clients(
     names = tuple(sorted(set(clients)))
     for option, value in (
         ("--max-drop", max_drop),
-        ("--tolerance", tolerance),
         ("--model", network),
     ):
         if value is not None and validation is None:
             raise InvalidInputError(f"{option} needs --validation FILE.npz")
+    if not 0 <= (max_drop or 0.0) <= 1:
+        raise InvalidInputError(f"--max-drop is a share from 0 to 1, not {max_drop}")
     method = FastFedUL(
-        damping=to_damping(damping),
-        skew=cast(Any, skew),
-        spread=spread,
-        persistence=persistence,
-        recursion=recursion,
-        damped="alternate" if alternate else "all",
+        skew=chosen_skew(skew, damping, alternate=alternate),
         minimum_coverage=minimum_coverage,
     )
     key = None if dry_run else find_key()
@@ -193,19 +168,14 @@ def forget_clients(
         if late:
             facts = _erase_only(ledger, names, out_file)
         else:
-            compute: Callable[[UnlearnRequest], Removal] = method
+            images = None
             if validation is not None:
                 # Needs the extra `torch`, which forgetting otherwise does not.
-                from fastfedul.validating import (
-                    TOLERANCE,
-                    ByValidation,
-                    open_validation,
-                )
+                from fastfedul.validating import open_validation
 
                 images = open_validation(validation, ledger, path, network)
-                allowed = TOLERANCE if tolerance is None else tolerance
-                compute = ByValidation(method, images, allowed, max_drop)
-            facts = _forget(ledger, names, method, compute, erase_history, out_file)
+            checks = _Checks(images, max_drop)
+            facts = _forget(ledger, names, method, checks, erase_history, out_file)
         inside = None if dry_run else str(ledger.model_path)
         facts["model"] = str(out_file) if out_file else inside
         facts["certificate"] = None if dry_run else _certify(ledger, key)
@@ -246,17 +216,47 @@ def _check_place(out_file: Path | None, ledger: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What a result must pass before it is written.
+
+    Attributes:
+        images: Clean images of the server's own; None for none.
+        max_drop: Share of them that may be lost; None for any.
+    """
+
+    images: Validation | None
+    max_drop: float | None
+
+    def judge(self, before: Model, after: Model) -> dict[str, Any] | None:
+        """Return how the cleaned model does on the images.
+
+        Raises:
+            UnlearnRefusedError: If it loses too many.
+        """
+        if self.images is None:
+            return None
+        found = self.images.judge(before, after)
+        if self.max_drop is not None and found.drop > self.max_drop:
+            raise UnlearnRefusedError(
+                f"the cleaned model loses {found.drop:.1%} of the validation images, "
+                f"more than the {self.max_drop:.1%} of --max-drop; nothing was written"
+            )
+        return asdict(found)
+
+
 def _forget(
     ledger: LedgerReader,
     names: Sequence[ClientId],
     method: FastFedUL,
-    compute: Callable[[UnlearnRequest], Removal],
+    checks: _Checks,
     erase_history: bool,
     out_file: Path | None,
 ) -> dict[str, Any]:
     with err().status("reading the history"):
-        result = compute(UnlearnRequest(ledger, frozenset(names)))
-    cleaned = Model(result.params, ledger.final.buffers)
+        result = method(UnlearnRequest(ledger, frozenset(names)))
+        cleaned = Model(result.params, ledger.final.buffers)
+        judged = checks.judge(ledger.final, cleaned)
     writing = model_written(out_file, cleaned) if out_file else nullcontext()
     with writing:
         if isinstance(ledger, DiskLedger):
@@ -265,7 +265,7 @@ def _forget(
                 err().status("writing the ledger"),
             ):
                 commit(ledger, method, result, erase=erase_history)
-    return _facts(result, method)
+    return {**_facts(result), "validation": judged}
 
 
 def _certify(ledger: LedgerReader, key: SigningKey | None) -> str:
@@ -292,6 +292,7 @@ def _erase_only(
         "lipschitz",
         "seconds",
         "bytes_read",
+        "validation",
     )
     return {
         "clients": list(names),
@@ -302,14 +303,16 @@ def _erase_only(
     }
 
 
-def _facts(result: Removal, method: FastFedUL) -> dict[str, Any]:
+def _facts(result: Removal) -> dict[str, Any]:
+    seen = result.reaction
     return {
         "clients": list(result.clients),
         "rounds": result.rounds,
         "coverage": result.coverage,
         "coverage_by_client": dict(result.coverage_by_client),
         "damping": None,
-        **settings_of(method, result),
+        **settings_of(result),
+        "removed_by_layer": dict(seen.removed_by_layer) if seen else None,
         "delta_norm": norm(result.delta.flat),
         "standard_error": result.standard_error,
         "bound": result.bound.value,
@@ -330,6 +333,8 @@ def _show(facts: dict[str, Any]) -> None:
         rows += [
             ("kept of their share", f"{facts['coverage']:.1%}"),
             ("skew", _skew(facts)),
+            *([("validation", _validation(facts["validation"]))]
+              if facts["validation"] else []),
             ("model moved by", f"{facts['delta_norm']:.4g} (Euclidean norm)"),
             ("standard error", _or_none(facts["standard_error"])),
             ("bound of Theorem 1", _or_none(facts["bound"]) + _caveat(facts)),
@@ -358,22 +363,29 @@ def _skew(facts: dict[str, Any]) -> str:
     if facts["skew"] == "none":
         return "not taken into account"
     if facts["skew"] == "scalar":
-        return f"damping {facts['damping']:g}{_chosen(facts)}"
-    if facts["skew"] == "direction":
-        return f"per direction, spread {facts['spread']:g}{_chosen(facts)}"
-    return (
-        f"per coordinate, spread {facts['spread']:g}{_chosen(facts)}, persistence "
-        f"{facts['persistence']:g}"
+        damping = facts["damping"]
+        number = "per round" if isinstance(damping, list) else f"{damping:g}"
+        odd = ", every other round" if facts["damped"] == "alternate" else ""
+        return f"scalar, damping {number}{odd}"
+    used = facts["used"]
+    many = f"from {used['updates']} updates of clients that stay" + (
+        f", along {used['directions']} directions" if used["updates"] else ""
     )
+    return f"{facts['skew']}, {many}"
 
 
-def _chosen(facts: dict[str, Any]) -> str:
-    choice = facts["choice"]
-    if choice is None:
-        return ""
-    tried = len(choice["curve"])
-    kept = "" if choice["kept"] else "; none kept to its limit"
-    return f" (chosen by {choice['source']} out of {tried}{kept})"
+def _validation(found: dict[str, Any]) -> str:
+    low, high = (f"{100 * end:.1f}" for end in found["interval"])
+    if found["right_before"] is None:
+        return (
+            f"{found['changed']} of {found['total']} images change class, "
+            f"{found['drop']:.1%} [{low} to {high}]"
+        )
+    return (
+        f"{found['right_before']} of {found['total']} images right before, "
+        f"{found['right_after']} after: {100 * found['drop']:.1f} points lost "
+        f"[{low} to {high}]"
+    )
 
 
 def _or_none(value: float | None) -> str:

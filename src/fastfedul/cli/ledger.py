@@ -211,7 +211,7 @@ def compact(
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Keep sums per client in place of every round, so that the ledger stays small.
+    """Keep one sum per client in place of every round, so that the ledger stays small.
 
     Afterwards its size goes with the clients, not with the rounds; a client can be
     forgotten as before, in one pass over a few vectors, and training can go on. Steps
@@ -308,7 +308,7 @@ def _confirm(yes: bool) -> None:
 
 def _kept(settings: LedgerSettings) -> str:
     if settings.history == "sums":
-        return f"sums per client, {settings.sum_dtype}"
+        return f"a sum per client, {settings.update_dtype} pairs of updates"
     return f"{settings.update_dtype} updates, {settings.step_dtype} steps"
 
 

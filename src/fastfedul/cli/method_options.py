@@ -7,46 +7,56 @@ from typing import Annotated
 import typer
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.unlearn.skews import PAPERS_DAMPING, SKEWS, Scalar, Skew, skew_of
 
-AUTO = "auto"
-
-DampingText = Annotated[
-    str,
-    typer.Option(
-        help="auto: each value of the model is damped by what the history says "
-        "about it, as strongly as it takes. A number from 0 to 1, as in the paper "
-        "(there minus alpha): how much of the clients' influence a round of the "
-        "others' training is taken to undo by itself; more keeps accuracy, less "
-        "removes more.",
-        metavar="auto|NUMBER",
-    ),
-]
 SkewName = Annotated[
     str | None,
     typer.Option(
-        help="How the others' training is thought to have reacted. scalar: by the "
-        "damping in every round, as in the paper. coordinate: each value of the "
-        "model by what the history says about it. direction: mostly along the "
-        "directions in which the others' updates differ, which reads all updates and "
-        "takes longer. none: not at all. By default coordinate, and scalar with a "
-        "number for the damping.",
-        metavar="KIND",
+        help="How much the others' training is taken to have pulled back by itself. "
+        "kronecker: most where their updates differ most. scalar: the same part of "
+        "everything in every round, as in the paper. none: nothing. "
+        "[default: kronecker; scalar with --damping or --alternate]",
+        metavar="|".join(SKEWS),
         show_default=False,
+    ),
+]
+DampingNumber = Annotated[
+    float | None,
+    typer.Option(
+        help="With scalar: the part that a round pulls back, 0 to 1; the paper's alpha "
+        "with a minus. More keeps accuracy, less removes more. "
+        f"[default: {PAPERS_DAMPING}]",
+        show_default=False,
+    ),
+]
+AlternateFlag = Annotated[
+    bool,
+    typer.Option(
+        "--alternate", help="With scalar: damp every other round only (Fast-FedUL-3)."
     ),
 ]
 
 
-def to_damping(text: str) -> float | None:
-    """Return the number given for a damping; None for `auto`.
+def chosen_skew(
+    name: str | None, damping: float | None, *, alternate: bool = False
+) -> Skew | None:
+    """Return the skew that the options name; None if they name none.
 
     Raises:
-        InvalidInputError: If it is neither.
+        InvalidInputError: If there is no such skew, or an option belongs to another.
     """
-    if text == AUTO:
+    of_scalar = damping is not None or alternate
+    if name is None and not of_scalar:
         return None
-    try:
-        return float(text)
-    except ValueError:
+    if of_scalar and name not in (None, Scalar.name):
+        option = "--alternate" if damping is None else "--damping"
         raise InvalidInputError(
-            f"--damping is {text!r:.40}; choose auto, or a number from 0 to 1"
-        ) from None
+            f"{option} belongs to --skew scalar, not to {name!r:.40}; leave one away"
+        )
+    return skew_of(
+        {
+            "skew": name or Scalar.name,
+            "damping": PAPERS_DAMPING if damping is None else damping,
+            "damped": "alternate" if alternate else "all",
+        }
+    )

@@ -24,8 +24,6 @@ NAMES = (
     "cost",
     "sampling",
     "criteria",
-    "skew",
-    "direction",
     "history",
 )
 
@@ -37,9 +35,7 @@ def reproduce_paper(
             help=f"{', '.join(NAMES)}, several with commas, or all.", metavar="NAME"
         ),
     ],
-    folder: Annotated[
-        Path, typer.Option("--out", help="Where results go; and where they are kept.")
-    ],
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the pages.")],
     scale: Annotated[
         str,
         typer.Option(
@@ -57,23 +53,32 @@ def reproduce_paper(
         int | None,
         typer.Option(help="Stop after so many new runs; the rest another day."),
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that keeps the results of cells.", show_default="OUT/results"
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run the paper's evaluation again and put our figures beside the paper's.
 
-    Every cell of a table is one method on one run. Its result is kept in OUT/cells
-    under a digest of everything it depends on, so stopping and starting again goes on
-    where it was, and a table can be built up over days. Written are NAME.md, NAME.csv,
-    NAME.json and the plots.
+    Every cell of a table is one method on one run. Its result is a line of
+    RESULTS/DATA.jsonl, under a digest of everything it depends on. So the command can
+    be stopped and goes on where it was, and a table can be built up over days. The
+    command writes NAME.md, NAME.csv, NAME.json and the plots to OUT; --limit 0 writes
+    them from the results that are there.
 
-    Example: `fastfedul reproduce edge-case --out results --scale smoke --seeds 2`
+    Example: `fastfedul reproduce edge-case --out tables --scale smoke --seeds 2`
+
+    The repository's own pages: `--out docs/results --results results`
     """
     from fastfedul.reproduction.reproducing import plan, reproduce
 
-    planned = plan(name, scale, seeds, folder, only=data)
+    planned = plan(name, scale, seeds, folder, results=results, only=data)
     with _progress(planned.num_done, planned.num_cells) as say:
         written = reproduce(planned, say, limit=limit)
-    done = plan(name, scale, seeds, folder, only=data).num_done
+    done = plan(name, scale, seeds, folder, results=results, only=data).num_done
     facts = {
         "cells": planned.num_cells,
         "cells_done": done,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from fastfedul.certificates import certificate_path, certificates_folder
-from fastfedul.cli.method_options import AUTO, DampingText, SkewName, to_damping
+from fastfedul.cli.method_options import DampingNumber, SkewName, chosen_skew
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -134,8 +134,8 @@ def cancel(
 @app.command("apply")
 def apply_waiting(
     run: RunPath,
-    damping: DampingText = AUTO,
     skew: SkewName = None,
+    damping: DampingNumber = None,
     minimum_coverage: Annotated[
         float,
         typer.Option(help="Refuse if less of a client's share in the model was kept."),
@@ -157,9 +157,7 @@ def apply_waiting(
     Example: `fastfedul request apply my-run`
     """
     method = FastFedUL(
-        damping=to_damping(damping),
-        skew=cast(Any, skew),
-        minimum_coverage=minimum_coverage,
+        skew=chosen_skew(skew, damping), minimum_coverage=minimum_coverage
     )
     key = find_key()
     with DiskLedger(run) as ledger, err().status("forgetting"):

@@ -131,8 +131,8 @@ def train_run(
     keep: Annotated[
         str | None,
         _option(
-            "Updates the ledger keeps of a round; or sums: sums per client and nothing "
-            "of single rounds, which stays small however long it trains. [all]",
+            "Updates the ledger keeps of a round; or sums: one sum per client and some "
+            "differences of two, which stays small however long it trains. [all]",
             _RECORD,
             "all|optimal:M|top:M|uniform:M|sums",
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.local import LocalResult
 from fastfedul.params import Array, Params, weighted_sum
-from fastfedul.records import ClientId, ClientUpdate, Model, Round
+from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
 from fastfedul.rng import name_key, stream
 
 Weighting = Literal["size", "equal"]
@@ -70,6 +70,7 @@ def run_rounds(
     absent: Set[ClientId] = frozenset(),
     scales: Mapping[ClientId, float] | None = None,
     select: Callable[[Round], Round] | None = None,
+    local: LocalSGD | None = None,
 ) -> Iterator[Round]:
     """Yield the rounds, each trained when it is asked for.
 
@@ -88,6 +89,7 @@ def run_rounds(
             which nobody else was drawn is drawn anew.
         scales: What clients multiply their update by before they send it.
         select: Marks which updates are kept, and says whether the others count.
+        local: How the clients train, for the record; None if unknown.
     """
     for index in range(start, stop):
         names = participants(tuple(sizes), schedule, index, absent)
@@ -97,13 +99,13 @@ def run_rounds(
             ClientUpdate(name, share, _scaled(result.delta, (scales or {}).get(name)))
             for name, share, result in zip(names, shares, results, strict=True)
         )
-        round_ = Round(index, updates)
+        round_ = Round(index, updates, local=local)
         if select is not None:
             round_ = select(round_)
         if model.buffers:
-            local = [result.buffers for result in results]
-            buffers = average_buffers(local, entered_weights(round_), model.buffers)
-            round_ = Round(index, round_.updates, None, buffers, round_.use)
+            trained = [result.buffers for result in results]
+            buffers = average_buffers(trained, entered_weights(round_), model.buffers)
+            round_ = replace(round_, buffers=buffers)
         model = advance(model, round_)
         yield round_
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.params import Array, Flat
-from fastfedul.records import Model
+from fastfedul.records import LocalSGD, Model
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -63,6 +63,16 @@ class LocalTraining:
             raise InvalidInputError(
                 f"the weight decay is {self.weight_decay:g}; choose 0 or more"
             )
+
+    @property
+    def sgd(self) -> LocalSGD:
+        """The settings that the ledger records."""
+        return LocalSGD(
+            lr=self.lr,
+            momentum=self.momentum,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+        )
 
 
 class Trainer(Protocol):

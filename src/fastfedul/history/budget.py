@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import STORAGE_DTYPES, VALUE_BYTES, num_scales
-from fastfedul.history.settings import LedgerSettings
 from fastfedul.records import StorageDtype
 
 _FLOAT32 = 4
-_SUMS_EVERY = LedgerSettings.sums_every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +55,10 @@ class Budget:
     Attributes:
         update: One stored update.
         per_round: What every round adds for good: updates kept, and the step.
-        constant: The first and the current model, and two sums for every client.
+        constant: The first and the current model.
         total: After the last round.
-        headroom: What is needed beyond that at the worst moment: exact copies of
-            updates until the sums are written anew, the new sums beside the old
-            ones, or the new steps beside the old ones while a client is erased.
+        headroom: What is needed beyond that at the worst moment: the new steps
+            beside the old ones while a client is erased.
     """
 
     update: int
@@ -88,8 +85,6 @@ def budget(federation: FederationSize, store: StorageDtype) -> Budget:
     exact = size * _FLOAT32
     update = size * VALUE_BYTES[store] + num_scales(store, size) * _FLOAT32
     per_round = kept * update + exact
-    constant = 2 * exact + 2 * exact * clients
-    waiting = drawn if store != "float32" else drawn - kept
-    copies = min(rounds, _SUMS_EVERY) * waiting * exact
-    headroom = max(copies + 2 * exact * clients, rounds * exact) + exact
+    constant = 2 * exact
+    headroom = (rounds + 1) * exact
     return Budget(update, per_round, constant, rounds * per_round + constant, headroom)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfedul.history.schema import Value, digest_of
+from fastfedul.history.schema import Row, Value, digest_of
 
 
 def genesis(
@@ -24,6 +24,7 @@ def content_of(
     removed_share: float,
     use: str,
     step: bytes | None,
+    local: Row,
     updates: Sequence[tuple[str, float, float, bytes | None]],
 ) -> bytes:
     """Return the digest of what a round contains.
@@ -33,11 +34,12 @@ def content_of(
         removed_share: Share of the clients that were erased from it.
         use: `store` or `aggregate`.
         step: Digest of the step's file; None if steps are not kept.
+        local: Learning rate, momentum, batch size and epochs; None each if unknown.
         updates: Name, share, keep probability and digest of the file (None if not
             kept) of each participant, sorted by name.
     """
     flat: list[Value] = [part for update in updates for part in update]
-    return digest_of("round", index, removed_share, use, step, *flat)
+    return digest_of("round", index, removed_share, use, step, *local, *flat)
 
 
 def link(previous: bytes, content: bytes) -> bytes:

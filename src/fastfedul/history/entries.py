@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastfedul.history.schema import Row, names
-from fastfedul.records import ClientEntry, ClientId, RoundEntry, UpdateEntry, VectorRef
+from fastfedul.records import (
+    ClientEntry,
+    ClientId,
+    LocalSGD,
+    RoundEntry,
+    UpdateEntry,
+    VectorRef,
+)
+
+LOCAL = ("lr", "momentum", "batch_size", "epochs")
+"""Columns of `rounds` that say how the clients trained."""
 
 
 def fields(table: str, row: Row) -> dict[str, Any]:
@@ -24,6 +34,8 @@ def place_of(ref: VectorRef) -> str:
     """Return what to call a stored vector in an error."""
     if ref.client is None:
         return f"round {ref.round}, step"
+    if ref.other is not None:
+        return f"round {ref.round}, pair {ref.client!r:.80} and {ref.other!r:.80}"
     return f"round {ref.round}, client {ref.client!r:.80}"
 
 
@@ -43,7 +55,24 @@ def round_entry(row: Mapping[str, Any]) -> RoundEntry:
         row["use"],
         math.nan if row["step_norm"] is None else row["step_norm"],
         row["previous_product"],
+        local_of(row),
     )
+
+
+def local_of(row: Mapping[str, Any]) -> LocalSGD | None:
+    """Return how the clients of a row of `rounds` trained; None if unknown."""
+    if row["lr"] is None:
+        return None
+    return LocalSGD(**{name: row[name] for name in LOCAL})
+
+
+def local_values(source: LocalSGD | Mapping[str, Any] | None) -> Row:
+    """Return local training as the columns of `rounds` have it."""
+    if source is None:
+        return (None,) * len(LOCAL)
+    if isinstance(source, LocalSGD):
+        return tuple(getattr(source, name) for name in LOCAL)
+    return tuple(source[name] for name in LOCAL)
 
 
 def update_entry(
@@ -61,6 +90,5 @@ def update_entry(
         math.nan if update["norm"] is None else update["norm"],
         # After an erasure the step is another, and the old product with it is void.
         update["step_product"] if round_["products"] else None,
-        # Only a ledger of sums has rounds without a step.
-        round_["step"] is None,
+        bool(update["summed"]),
     )

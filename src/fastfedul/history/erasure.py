@@ -74,12 +74,13 @@ def replayed_step(ledger: Ledger, index: int, gone: frozenset[ClientId]) -> Flat
     shares = np.array([entry.share for entry in rest])
     shares /= shares.sum()
     refs = [VectorRef(index, entry.client) for entry in rest]
-    blocks = range(-(-size // BLOCK_VALUES))
+    stack = ledger.stack(refs)
     if rule.coordinatewise:
-        parts = [rule.function(ledger.columns(refs, block), shares) for block in blocks]
+        starts = range(0, size, BLOCK_VALUES)
+        blocks = [stack.read(i, min(size, i + BLOCK_VALUES)) for i in starts]
+        parts = [rule.function(block, shares) for block in blocks]
         return np.concatenate(parts).astype(np.float32, copy=False)
-    whole = np.concatenate([ledger.columns(refs, block) for block in blocks], axis=1)
-    return np.asarray(rule.function(whole, shares), np.float32)
+    return np.asarray(rule.function(stack.read(0, size), shares), np.float32)
 
 
 def check_erasable(ledger: Ledger, clients: Sequence[ClientId]) -> int:

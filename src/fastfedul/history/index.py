@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
-from fastfedul.history.index_errors import redefined, sqlite_errors
+from fastfedul.history.index_errors import sqlite_errors
 from fastfedul.history.schema import (
-    BY_CLIENT,
     COUNTED,
-    OPTIONAL,
     REFERENCES,
-    REQUEST_TABLES,
     Row,
     Value,
     catalogue,
-    catalogued,
-    definition,
     definitions,
     digest_of,
     key_of,
@@ -79,48 +74,9 @@ class Index:
         self.put("request_head", (1, 0))
         self._counts = dict.fromkeys(COUNTED, 0)
 
-    def create_request_tables(self) -> None:
-        """Create the tables of requests in a ledger that is older than they are."""
-        for table in REQUEST_TABLES:
-            self._execute(definition(table))
-        self.put("request_head", (1, 0))
-
-    def has_requests(self) -> bool:
-        """Return whether there are tables of requests.
-
-        Raises:
-            LedgerDamagedError: If they are missing for another reason than age.
-        """
-        found = self._catalogue()
-        if all(catalogued(definition(table)) in found for table in REQUEST_TABLES):
-            return True
-        if found != catalogue(without=REQUEST_TABLES):
-            raise redefined(self.path)
-        return False
-
-    def put_policy(self, history: str, budget: int | None, scatter: Value) -> None:
+    def put_policy(self, history: str, budget: int | None) -> None:
         """Write the one row that says what is kept, inside `writing()`."""
-        if not self.has("policy"):
-            self._execute(definition("policy"))
-        self.replace("policy", (1, history, budget, scatter))
-
-    def has(self, table: str) -> bool:
-        """Return whether there is an optional table.
-
-        Raises:
-            LedgerDamagedError: If what SQLite says of it contradicts itself.
-        """
-        wanted = definition(table)
-        sql = f"{_CATALOGUE} WHERE ? IN (name, tbl_name) OR sql = ?"
-        found = self._execute(sql, (table, wanted)).fetchall()
-        if found and found != [catalogued(wanted)]:
-            raise redefined(self.path)
-        return bool(found)
-
-    def references(self) -> list[tuple[str, str]]:
-        """Return every column that refers to an array."""
-        optional = [("policy", "scatter")] if self.has("policy") else []
-        return [*REFERENCES, *optional]
+        self.replace("policy", (1, history, budget))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -183,10 +139,10 @@ class Index:
         if table in self._counts:
             self._counts[table] -= cursor.rowcount
 
-    def put_head(self, chain: bytes, model: bytes, sums_through: int) -> None:
+    def put_head(self, chain: bytes, model: bytes) -> None:
         """Write the one row that says where the ledger stands."""
         counts = (self._counts[table] for table in COUNTED)
-        self.replace("head", (1, chain, model, sums_through, *counts))
+        self.replace("head", (1, chain, model, *counts))
 
     def rows(self, table: str, span: Span | None = None, **equal: Value) -> list[Row]:
         """Return checked rows without their digests, in the order of their keys.
@@ -282,13 +238,8 @@ class Index:
 
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
-        without = (), REQUEST_TABLES
-        return self._catalogue() in [catalogue(without=tables) for tables in without]
-
-    def _catalogue(self) -> set[Row]:
-        """Return how tables and indexes are defined, optional ones aside."""
         found = set(self._execute(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
-        return found - {catalogued(definition(table)) for table in OPTIONAL}
+        return found == catalogue()
 
     def first_kept_round(self) -> int | None:
         """Return the first round that seems to have a stored update.
@@ -313,7 +264,7 @@ class Index:
         for first in range(0, len(asked), _DIGESTS_AT_ONCE):
             some = asked[first : first + _DIGESTS_AT_ONCE]
             marks = ", ".join("?" * len(some))
-            for table, column in self.references():
+            for table, column in REFERENCES:
                 where = f"NOT INDEXED WHERE {column} IN ({marks})"
                 sql = f"SELECT DISTINCT {column} FROM {table} {where}"
                 used.update(row[0] for row in self._execute(sql, some))
@@ -336,8 +287,11 @@ class Index:
         """Return a row's place in words: round and client where it has them."""
         if table == "rounds":
             return f"round {row[0]} in the index"
-        if table in BY_CLIENT:
+        if table == "updates":
             return f"round {row[1]}, client {self._name_of(row[0])} in the index"
+        if table == "pairs":
+            names = " and ".join(self._name_of(client) for client in row[1:3])
+            return f"round {row[0]}, pair {names} in the index"
         if table == "clients":
             return f"client {row[1]!r:.120} in the index"
         if table == "arrays":
@@ -355,12 +309,12 @@ class Index:
         """Return in words who uses an array, as far as the index still tells."""
         found = self._connection.execute(
             "SELECT client, round FROM updates WHERE array = ?1 "
-            "UNION SELECT client, round FROM pending WHERE array = ?1 "
+            "UNION SELECT client, round FROM pairs WHERE array = ?1 "
             "UNION SELECT NULL, round FROM rounds WHERE step = ?1",
             (array,),
         ).fetchone()
         if not found:
-            return "a model or running sum"
+            return "a model or a client's sum"
         if found[0] is None:
             return f"round {found[1]}, step"
         return f"round {found[1]}, client {self._name_of(found[0])}"

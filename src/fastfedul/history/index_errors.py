@@ -36,10 +36,3 @@ def sqlite_errors(path: Path) -> Iterator[None]:
         raise LedgerError(f"{path} cannot be used: {error}") from None
     except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
         raise LedgerDamagedError(f"{path} is damaged: {error}") from None
-
-
-def redefined(path: Path) -> LedgerDamagedError:
-    """Return the error for an index whose tables are not those of the format."""
-    return LedgerDamagedError(
-        f"{path} is damaged: the definition of a table was changed"
-    )

@@ -20,13 +20,19 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
-    OwnSums,
+    PairEntry,
     Round,
     RoundEntry,
-    RunningSums,
     UpdateEntry,
     VectorRef,
 )
+
+
+class Stack(Protocol):
+    """Stored vectors one under the other."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each."""
 
 
 class Ledger(Protocol):
@@ -69,18 +75,15 @@ class Ledger(Protocol):
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
 
-    def running_sums(self, client: ClientId) -> RunningSums:
-        """Return what a client accumulated over all its updates, kept or not."""
-
-    def own_sums(self, client: ClientId) -> OwnSums:
+    def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
 
-    def scatter(self) -> Flat:
-        """Return the scatter of all updates around the steps of their rounds.
+    @property
+    def chain(self) -> bytes:
+        """A digest that changes with every round."""
 
-        It is the sum of share times squared deviation, value by value, with the shares
-        of the original participants.
-        """
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients; none in a ledger of rounds."""
 
     def combine(
         self,
@@ -90,8 +93,8 @@ class Ledger(Protocol):
     ) -> Combination:
         """Return linear combinations and inner products of stored vectors."""
 
-    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
-        """Return one block of columns of stored vectors, a row each."""
+    def stack(self, vectors: Sequence[VectorRef]) -> Stack:
+        """Return stored vectors one under the other, to be read by columns."""
 
 
 class WritableLedger(Ledger, Protocol):
@@ -178,6 +181,7 @@ def read_round(ledger: Ledger, index: int) -> Round:
         ),
         step=Params(layout, vector(ledger, VectorRef(index))),
         use=ledger.rounds()[index].use,
+        local=ledger.rounds()[index].local,
     )
 
 

@@ -18,8 +18,9 @@ from fastfedul.history.erasure import (
     rewritten_rounds,
 )
 from fastfedul.history.ledger import now, require_known
-from fastfedul.history.own_sums import own_sums_of, scatter_of
+from fastfedul.history.own_sums import own_difference
 from fastfedul.history.recording import prepare, require_buffers
+from fastfedul.history.schema import digest_of
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Array, Flat, Params, dot
@@ -29,10 +30,9 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
-    OwnSums,
+    PairEntry,
     Round,
     RoundEntry,
-    RunningSums,
     UpdateEntry,
     VectorRef,
 )
@@ -85,14 +85,22 @@ class _Rows:
             yield weights, self._matrices[matrix][first:last]
 
 
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """Vectors in memory, one under the other, to be read by columns."""
+
+    rows: tuple[Flat, ...]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each."""
+        return np.stack([row[start:stop] for row in self.rows])
+
+
 @dataclass(slots=True)
 class _Client:
     entry: ClientEntry
     rows: _Rows
     updates: dict[int, UpdateEntry]
-    weighted: Flat
-    squared: Flat
-    num_unseen: int = 0
 
 
 class MemoryLedger:
@@ -180,22 +188,19 @@ class MemoryLedger:
         """Return the log of what was forgotten."""
         return tuple(self._events)
 
-    def running_sums(self, client: ClientId) -> RunningSums:
-        """Return what a client accumulated over all its updates, kept or not."""
-        require_known(self, [client])
-        known = self._clients[client]
-        return RunningSums(
-            known.weighted.copy(), known.squared.copy(), known.num_unseen
-        )
-
-    def own_sums(self, client: ClientId) -> OwnSums:
+    def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
         require_known(self, [client])
-        return own_sums_of(self, client, self._rounds)
+        return own_difference(self, client)
 
-    def scatter(self) -> Flat:
-        """Return the scatter of all updates around the steps of their rounds."""
-        return scatter_of(self, self._rounds)
+    @property
+    def chain(self) -> bytes:
+        """A digest that changes with every round."""
+        return digest_of(*(entry.step_norm for entry in self._rounds))
+
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients: none, because rounds are."""
+        return ()
 
     def combine(
         self,
@@ -231,10 +236,9 @@ class MemoryLedger:
         )
         return Combination(sums, products, len(vectors) * sums[0].nbytes)
 
-    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
-        """Return one block of columns of stored vectors, a row each."""
-        part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
-        return np.stack([self._row(ref)[part] for ref in vectors])
+    def stack(self, vectors: Sequence[VectorRef]) -> StackedRows:
+        """Return stored vectors one under the other, to be read by columns."""
+        return StackedRows(tuple(self._row(ref) for ref in vectors))
 
     def append(self, round_: Round) -> None:
         """Record a round; on any error nothing has changed."""
@@ -254,13 +258,8 @@ class MemoryLedger:
         for update in recorded.updates:
             known = self._clients.get(update.client)
             if known is None:
-                known = _Client(
-                    ClientEntry(update.client, "active", 0, None),
-                    _Rows(size),
-                    {},
-                    np.zeros(size, np.float32),
-                    np.zeros(size, np.float32),
-                )
+                entry = ClientEntry(update.client, "active", 0, None)
+                known = _Client(entry, _Rows(size), {})
                 self._clients[update.client] = known
             entered = recorded.use == "store" or update.kept
             known.updates[recorded.index] = UpdateEntry(
@@ -274,14 +273,8 @@ class MemoryLedger:
                 update.step_product,
             )
             known.entry = replace(known.entry, num_updates=len(known.updates))
-            if update.vector is None:
-                known.num_unseen += 1
-                continue
-            scratch = update.vector * np.float32(update.share)
-            known.weighted += scratch
-            np.multiply(scratch, update.vector, out=scratch)
-            known.squared += scratch
             if update.kept:
+                assert update.vector is not None
                 known.rows.add(recorded.index, update.vector)
         self._steps.add(recorded.index, recorded.step)
         self._rounds.append(
@@ -292,6 +285,7 @@ class MemoryLedger:
                 recorded.use,
                 recorded.step_norm,
                 recorded.previous_product,
+                recorded.local,
             )
         )
         self._final = recorded.model
@@ -356,9 +350,6 @@ class MemoryLedger:
             size = self._settings.layout.size
             known.rows = _Rows(size)
             known.updates = {}
-            known.weighted = np.zeros(size, np.float32)
-            known.squared = np.zeros(size, np.float32)
-            known.num_unseen = 0
             known.entry = replace(known.entry, state="erased", num_updates=0)
 
     def _adjust(self, index: int, delta: Flat) -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from fastfedul.errors import LedgerDamagedError, LedgerError, UnknownClientError
 from fastfedul.federation.aggregation import Aggregation
-from fastfedul.history import arrays
-from fastfedul.history.entries import fields, place_of, round_entry, update_entry
+from fastfedul.history import arrays, streaming
+from fastfedul.history.entries import fields, place_of
 from fastfedul.history.folder import ARRAYS, INDEX, find_ledger
 from fastfedul.history.index import Index
-from fastfedul.history.own_sums import Part, Term, grown, part_of
 from fastfedul.history.schema import FORMAT, Value
 from fastfedul.history.settings import LedgerSettings
-from fastfedul.history.sums import SumSources
 from fastfedul.params import Flat, Layout, Params
 from fastfedul.records import ClientId, Model, VectorRef
 
@@ -48,6 +48,7 @@ class OpenLedger:
         except BaseException:
             self.index.close()
             raise
+        self._names: dict[int, ClientId] = {}
         self._initial: bytes = row["initial"]
         self._settings = LedgerSettings(
             layout=Layout.from_json(row["layout"]),
@@ -55,7 +56,6 @@ class OpenLedger:
             custom=custom or {},
             update_dtype=row["update_dtype"],
             step_dtype=row["step_dtype"],
-            sums_every=row["sums_every"],
             history=policy["history"],
             budget=policy["budget"],
         )
@@ -98,6 +98,12 @@ class OpenLedger:
             found = [row for row in rows if row[1] == client]
         return fields("clients", found[0]) if found else None
 
+    def _name(self, number: int) -> ClientId:
+        """Return a client's name; a number never gets another one."""
+        if number not in self._names:
+            self._names[number] = str(self.index.one("clients", id=number)[1])
+        return self._names[number]
+
     def _known(self, client: ClientId) -> dict[str, Any]:
         row = self._client_row(client)
         if row is None:
@@ -139,8 +145,14 @@ class OpenLedger:
         """Return the digest of each stored vector, from few queries."""
         wanted: dict[ClientId | None, list[int]] = {}
         for ref in vectors:
-            wanted.setdefault(ref.client, []).append(ref.round)
+            if ref.other is None:
+                wanted.setdefault(ref.client, []).append(ref.round)
         found: dict[VectorRef, bytes] = {}
+        if any(ref.other is not None for ref in vectors):
+            found = {
+                VectorRef(row["round"], row["client"], row["other"]): row["array"]
+                for row in self._pair_rows()
+            }
         for client, indices in wanted.items():
             span = (min(indices), max(indices))
             table, column = (
@@ -159,90 +171,41 @@ class OpenLedger:
                 raise LedgerError(f"{place_of(ref)}: nothing is stored")
         return found
 
+    def _pair_rows(self) -> list[dict[str, Any]]:
+        """Return the kept pairs, with names in place of numbers."""
+        rows = [fields("pairs", row) for row in self.index.rows("pairs")]
+        self._require_count("pairs", len(rows))
+        if not rows:
+            return []
+        clients = [fields("clients", row) for row in self.index.rows("clients")]
+        names = {client["id"]: client["name"] for client in clients}
+        for row in rows:
+            for column in ("client", "other"):
+                if row[column] not in names:
+                    raise LedgerDamagedError(
+                        f"round {row['round']}: a client of a pair is lost"
+                    )
+                row[column] = names[row[column]]
+        return rows
+
     def _infos(self, digests: set[bytes]) -> dict[bytes, arrays.ArrayInfo]:
         return {
             digest: arrays.ArrayInfo(digest, cast(int, row[1]), cast(bytes, row[2]))
             for digest, row in self.index.arrays(digests).items()
         }
 
-    def _sum_sources(self, client: Mapping[str, Any]) -> SumSources:
-        """Return where a client's running sums are to be had."""
-        through = client["sums_through"]
-        name = f"client {client['name']!r:.80}"
-        pending = {
-            row[1]: cast(bytes, row[2])
-            for row in self.index.rows("pending", client=client["id"])
-        }
-        since, shares = [], []
-        for update in self._update_rows(client):
-            digest = pending.get(update["round"], update["array"])
-            if update["round"] < through or update["norm"] is None:
-                continue
-            place = f"round {update['round']}, {name}"
-            if digest is None:
-                raise LedgerDamagedError(
-                    f"{place}: the update of a running sum is lost"
-                )
-            since.append(self._source(digest, "float32", place))
-            shares.append(update["share"])
-        written = [
-            self._source(client[column], "float32", f"{name}, running sum")
-            if client[column] is not None
-            else None
-            for column in ("weighted", "squared")
-        ]
-        return SumSources(written[0], written[1], tuple(since), tuple(shares))
-
     def _policy(self) -> dict[str, Any]:
-        """Return what is kept; few ledgers have a row that says so."""
-        if not self.index.has("policy"):
-            return {"history": "rounds", "budget": None, "scatter": None}
+        """Return what is kept, and how many bytes that may take."""
         return fields("policy", self.index.one("policy", id=1))
 
-    def _own_sums(self, client: Mapping[str, Any]) -> list[Flat]:
-        """Return a client's two own sums, brought up to date from `pending`."""
-        vectors, parts = self._since(client["id"])
-        name = f"client {client['name']!r:.80}, running sum"
-        bases = [
-            self._source(client[column], self._settings.sum_dtype, name)
-            if client[column] is not None
-            else None
-            for column in ("weighted", "squared")
-        ]
-        terms = [
-            Term(bases[0], [part.of_difference for part in parts], 1),
-            Term(bases[1], [part.of_scatter for part in parts], 2),
-        ]
-        return grown(self._arrays, self._settings.layout.size, vectors, terms)
-
-    def _scatter(self) -> Flat:
-        """Return the sum of all scatter, brought up to date from `pending`."""
-        vectors, parts = self._since()
-        digest = self._policy()["scatter"]
-        dtype = self._settings.sum_dtype
-        base = self._source(digest, dtype, "sum of all scatter") if digest else None
-        term = Term(base, [part.of_total for part in parts], 2)
-        [total] = grown(self._arrays, self._settings.layout.size, vectors, [term])
-        return total
-
-    def _since(
-        self, client: int | None = None
-    ) -> tuple[list[arrays.Source], list[Part]]:
-        """Return what is not in the sums yet, one client's or all, in its order."""
-        equal = {} if client is None else {"client": client}
-        found = []
-        for row in self.index.rows("pending", None, **equal):
-            waiting = fields("pending", row)
-            at = {"client": waiting["client"], "round": waiting["round"]}
-            update = fields("updates", self.index.one("updates", **at))
-            round_ = fields("rounds", self.index.one("rounds", round=at["round"]))
-            name = str(self.index.one("clients", id=at["client"])[1])
-            place = f"round {at['round']}, client {name!r:.80}"
-            source = self._source(waiting["array"], "float32", place)
-            part = part_of(update_entry(name, update, round_), round_entry(round_))
-            found.append(((at["round"], name), source, part))
-        found.sort(key=lambda one: one[0])
-        return [source for _, source, _ in found], [part for _, _, part in found]
+    def _own_difference(self, client: Mapping[str, Any]) -> Flat:
+        """Return the stored sum of a client; zeros for one without a round."""
+        digest = client["difference"]
+        if digest is None:
+            return np.zeros(self._settings.layout.size, np.float32)
+        place = f"client {client['name']!r:.80}, sum"
+        source = self._source(digest, "float32", place)
+        return streaming.read_vector(self._arrays, source)
 
     def _model(self, digest: bytes, place: str) -> Model:
         layout = self._settings.layout

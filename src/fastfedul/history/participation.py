@@ -27,10 +27,14 @@ class Place:
     Attributes:
         share: Its share today.
         reach: How far the round would have gone elsewhere without it, at most.
+        away: Length of its deviation from the step, at most.
+        along: Inner product of its deviation with the step; 0 if unknown.
     """
 
     share: float
     reach: float
+    away: float
+    along: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,24 @@ class Participation:
             if client in places
         }
 
+    def step_square(self, gone: Set[ClientId], index: int) -> float:
+        """Return the squared length of a round's step without some clients.
+
+        Two of their deviations from the step are taken to have nothing in common, and
+        a deviation whose product with the step is unknown to stand upright on it.
+        """
+        places = self.places[index]
+        length = self.rounds[index].step_norm
+        if math.isnan(length) or set(places) <= gone:
+            return 0.0
+        left = 1 - self.share_of(gone, index)
+        square = length**2
+        for name in gone & set(places):
+            place = places[name]
+            factor = place.share / left
+            square += factor**2 * place.away**2 - 2 * factor * place.along
+        return max(0.0, square)
+
     def reach_of(self, clients: Set[ClientId], index: int) -> float:
         """Return how far a round would have gone elsewhere without them, at most."""
         left = 1 - self.share_of(clients, index)
@@ -108,12 +130,13 @@ def participation(ledger: Ledger) -> Participation:
 
 def _place(update: UpdateEntry, share: float, step: float, *, alone: bool) -> Place:
     if alone:
-        return Place(1.0, step)
-    away = update.norm + step
+        return Place(1.0, step, 0.0, 0.0)
+    away, along = update.norm + step, 0.0
     if update.step_product is not None:
         squared = update.norm**2 - 2 * update.step_product + step**2
         away = math.sqrt(max(0.0, squared))
-    return Place(share, share / (1 - share) * away)
+        along = update.step_product - step**2
+    return Place(share, share / (1 - share) * away, away, along)
 
 
 def mean_factor(pairs: Iterable[tuple[float, float]]) -> Factor:
@@ -150,22 +173,5 @@ def joint_factors(here: Participation, gone: Set[ClientId]) -> dict[ClientId, Fa
                     "and this ledger keeps sums, not its step; retrain without them"
                 )
             pairs.append((1.0 if left == 0 else (1 - place.share) / left, place.reach))
-        found[client] = mean_factor(pairs)
-    return found
-
-
-def scatter_factors(here: Participation, gone: Set[ClientId]) -> dict[ClientId, Factor]:
-    """Return what each client's own scatter counts when all of them go.
-
-    What two of them have in common in a round is in nobody's sum and left out.
-    """
-    found = {}
-    for client in sorted(gone):
-        pairs = []
-        for index, place in here.places_of(client).items():
-            left = 1 - here.share_of(gone, index)
-            if left > 0:
-                factor = (1 + place.share / left) * (1 - place.share)
-                pairs.append((factor, place.reach**2))
         found[client] = mean_factor(pairs)
     return found

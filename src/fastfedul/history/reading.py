@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy.typing as npt
 
-from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.errors import LedgerDamagedError
 from fastfedul.history import arrays, streaming
 from fastfedul.history.entries import (
     client_entry,
@@ -19,10 +19,9 @@ from fastfedul.history.entries import (
     update_entry,
 )
 from fastfedul.history.open_ledger import OpenLedger
-from fastfedul.history.own_sums import own_sums_of, scatter_of
+from fastfedul.history.own_sums import own_difference
 from fastfedul.history.request_rows import read_log, read_requests
-from fastfedul.history.sums import accumulate
-from fastfedul.params import Array, Flat
+from fastfedul.params import Flat
 from fastfedul.records import (
     ClientEntry,
     ClientId,
@@ -31,9 +30,8 @@ from fastfedul.records import (
     ForgetRequest,
     LogEntry,
     Model,
-    OwnSums,
+    PairEntry,
     RoundEntry,
-    RunningSums,
     UpdateEntry,
     VectorRef,
 )
@@ -116,10 +114,10 @@ class LedgerReader(OpenLedger):
             found = {row["client"] for row in rows if row["round"] == index}
             if not len(found) == len(rows) == round_["num_updates"]:
                 raise LedgerDamagedError(f"round {index} has lost a participant")
-            entries = []
-            for update in rows:
-                name = self.index.one("clients", id=update["client"])[1]
-                entries.append(update_entry(str(name), update, round_))
+            entries = [
+                update_entry(self._name(update["client"]), update, round_)
+                for update in rows
+            ]
         return tuple(sorted(entries, key=name_of))
 
     def adjustments(self) -> Mapping[int, Flat]:
@@ -153,35 +151,21 @@ class LedgerReader(OpenLedger):
         with self.index.reading():
             return read_requests(self.index)
 
-    def running_sums(self, client: ClientId) -> RunningSums:
-        """Return what a client accumulated over all its updates, kept or not."""
-        with self.index.reading():
-            row = self._known(client)
-            if self._policy()["history"] == "sums":
-                raise LedgerError(
-                    f"{self.path} keeps sums from which clients are forgotten, not "
-                    "those of their updates"
-                )
-            sources = self._sum_sources(row)
-            weighted, squared = accumulate(
-                self._arrays, self._settings.layout.size, sources
-            )
-        return RunningSums(weighted, squared, row["num_unseen"])
-
-    def own_sums(self, client: ClientId) -> OwnSums:
+    def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
         with self.index.reading():
             row = self._known(client)
             if self._policy()["history"] == "rounds":
-                return own_sums_of(self, client, self.rounds())
-            return OwnSums(*self._own_sums(row))
+                return own_difference(self, client)
+            return self._own_difference(row)
 
-    def scatter(self) -> Flat:
-        """Return the scatter of all updates around the steps of their rounds."""
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients; none in a ledger of rounds."""
         with self.index.reading():
-            if self._policy()["history"] == "rounds":
-                return scatter_of(self, self.rounds())
-            return self._scatter()
+            return tuple(
+                PairEntry(row["round"], row["client"], row["other"], row["odds"])
+                for row in self._pair_rows()
+            )
 
     def combine(
         self,
@@ -194,10 +178,10 @@ class LedgerReader(OpenLedger):
             sources = self._sources(vectors)
             return streaming.combine(self._arrays, sources, coefficients, pairs)
 
-    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
-        """Return one block of columns of stored vectors, a row each."""
+    def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
+        """Return stored vectors one under the other, to be read by columns."""
         with self.index.reading():
-            return streaming.read_columns(self._arrays, self._sources(vectors), block)
+            return streaming.StackedFiles(self._arrays, tuple(self._sources(vectors)))
 
     def num_array_bytes(self) -> int:
         """Return the size of all array files together."""

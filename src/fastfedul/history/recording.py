@@ -17,7 +17,15 @@ from fastfedul.history.arrays import BLOCK_VALUES, supported_buffer
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.history.streaming import run_blocks
 from fastfedul.params import Array, Flat, Layout, dot, show_names, weighted_sum
-from fastfedul.records import ClientId, ClientState, ClientUpdate, KeepUse, Model, Round
+from fastfedul.records import (
+    ClientId,
+    ClientState,
+    ClientUpdate,
+    KeepUse,
+    LocalSGD,
+    Model,
+    Round,
+)
 
 STEP_TOLERANCE = 1e-4
 """How far, relative to its norm, a step may be from the updates' weighted mean."""
@@ -53,6 +61,7 @@ class RecordedRound:
     step_norm: float
     previous_product: float
     model: Model
+    local: LocalSGD | None
 
 
 def prepare(
@@ -127,6 +136,19 @@ def prepare(
         model=Model(
             type(current.params)(layout, flat), check_buffers(round_, current, layout)
         ),
+        local=_local(round_.local),
+    )
+
+
+def _local(given: LocalSGD | None) -> LocalSGD | None:
+    """Return local training in the types that a row gives back."""
+    if given is None:
+        return None
+    return LocalSGD(
+        lr=float(given.lr),
+        momentum=float(given.momentum) + 0.0,  # no negative zero
+        batch_size=int(given.batch_size),
+        epochs=float(given.epochs),
     )
 
 
@@ -224,7 +246,7 @@ def _check_summable(round_: Round, updates: list[ClientUpdate]) -> list[ClientUp
                 f"a history of sums needs every update, and that of client "
                 f"{update.client!r:.80} in round {round_.index} is missing"
             )
-    return [replace(update, kept=False, keep_probability=0.0) for update in updates]
+    return [replace(update, kept=False, keep_probability=1.0) for update in updates]
 
 
 def _vector(update: ClientUpdate, layout: Layout, index: int) -> Flat | None:

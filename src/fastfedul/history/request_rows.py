@@ -37,8 +37,6 @@ def read_log(index: Index) -> tuple[LogEntry, ...]:
 
 def read_requests(index: Index) -> tuple[ForgetRequest, ...]:
     """Return all requests in the order of asking, inside `reading()`."""
-    if not index.has_requests():
-        return ()
     rows = index.rows("requests")
     [_, count] = index.one("request_head", id=1)
     if [row[0] for row in rows] != list(range(1, len(rows) + 1)) or count != len(rows):
@@ -55,8 +53,6 @@ def read_requests(index: Index) -> tuple[ForgetRequest, ...]:
 
 def put_request(index: Index, client: ClientId, reason: str | None) -> ForgetRequest:
     """File a request for a client that the ledger knows, inside `writing()`."""
-    if not index.has_requests():
-        index.create_request_tables()
     before = read_requests(index)
     for request in before:
         if request.client == client and request.state == "waiting":

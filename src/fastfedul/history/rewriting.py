@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastfedul.history.chain import content_of, genesis, link
-from fastfedul.history.entries import fields
+from fastfedul.history.entries import fields, local_values
 from fastfedul.history.transaction import Change
 from fastfedul.history.writing import LedgerWriter
 
@@ -33,6 +33,7 @@ class RewritingWriter(LedgerWriter):
             row["removed_share"],
             row["use"],
             row["step"],
+            local_values(row),
             sorted(participants),
         )
 

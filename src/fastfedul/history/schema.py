@@ -22,7 +22,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "update_dtype TEXT",
         "step_dtype TEXT",
         "aggregation TEXT",
-        "sums_every INTEGER",
         "initial BLOB",
     ),
     "clients": (
@@ -31,10 +30,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "state TEXT",
         "num_updates INTEGER",
         "forgotten_at INTEGER",
-        "num_unseen INTEGER",
-        "weighted BLOB",
-        "squared BLOB",
-        "sums_through INTEGER",
+        "difference BLOB",
     ),
     "rounds": (
         "round INTEGER PRIMARY KEY",
@@ -45,6 +41,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "step BLOB",
         "step_norm REAL",
         "previous_product REAL",
+        "lr REAL",
+        "momentum REAL",
+        "batch_size INTEGER",
+        "epochs REAL",
         "content BLOB",
         "chain BLOB",
     ),
@@ -56,8 +56,16 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "array BLOB",
         "norm REAL",
         "step_product REAL",
+        "summed INTEGER",
     ),
-    "pending": ("client INTEGER", "round INTEGER", "array BLOB"),
+    "pairs": (
+        "round INTEGER",
+        "client INTEGER",
+        "other INTEGER",
+        "priority REAL",
+        "odds REAL",
+        "array BLOB",
+    ),
     "arrays": ("array BLOB PRIMARY KEY", "num_bytes INTEGER", "checksums BLOB"),
     "adjustments": ("round INTEGER PRIMARY KEY", "array BLOB"),
     "events": (
@@ -72,11 +80,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "id INTEGER PRIMARY KEY",
         "chain BLOB",
         "model BLOB",
-        "sums_through INTEGER",
         "num_clients INTEGER",
         "num_rounds INTEGER",
         "num_updates INTEGER",
-        "num_pending INTEGER",
+        "num_pairs INTEGER",
         "num_arrays INTEGER",
         "num_adjustments INTEGER",
         "num_events INTEGER",
@@ -92,23 +99,15 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "event INTEGER",
     ),
     "request_head": ("id INTEGER PRIMARY KEY", "num_requests INTEGER"),
+    "policy": ("id INTEGER PRIMARY KEY", "history TEXT", "budget INTEGER"),
 }
 """Every table and its columns, in the order in which the digest takes them."""
 
 REQUEST_TABLES = ("requests", "request_head")
-"""Tables that processes other than the one writer may change; early ledgers have none.
+"""Tables that processes other than the one writer may change.
 
 They have a head of their own, so that nobody but the writer ever touches its head.
 """
-OPTIONAL: dict[str, tuple[str, ...]] = {
-    "policy": (
-        "id INTEGER PRIMARY KEY",
-        "history TEXT",
-        "budget INTEGER",
-        "scatter BLOB",
-    )
-}
-"""Tables that only some ledgers have: those of sums, and those with a budget."""
 
 COUNTED = tuple(
     column.split()[0].removeprefix("num_")
@@ -120,31 +119,29 @@ REFERENCES = (
     ("head", "model"),
     ("rounds", "step"),
     ("updates", "array"),
-    ("pending", "array"),
-    ("clients", "weighted"),
-    ("clients", "squared"),
+    ("pairs", "array"),
+    ("clients", "difference"),
     ("adjustments", "array"),
 )
-"""Every column that refers to an array, of tables that every ledger has."""
+"""Every column that refers to an array."""
 
 _WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
-BY_CLIENT = {"updates", "pending"}
+_KEYS = {
+    "updates": ("client", "round"),
+    "pairs": ("round", "client", "other"),
+}
+"""Columns that tell rows apart where it takes several of them."""
 
 
 def key_of(table: str) -> tuple[int, ...]:
     """Return the places of the columns that tell rows of a table apart."""
-    return (0, 1) if table in BY_CLIENT else (0,)
+    return tuple(range(len(_KEYS.get(table, ("",)))))
 
 
 @cache
 def names(table: str) -> tuple[str, ...]:
     """Return the column names of a table, without the digest."""
-    return tuple(column.split()[0] for column in columns_of(table))
-
-
-def columns_of(table: str) -> tuple[str, ...]:
-    """Return the columns of a table with their types."""
-    return OPTIONAL[table] if table in OPTIONAL else COLUMNS[table]
+    return tuple(column.split()[0] for column in COLUMNS[table])
 
 
 def canonical(*values: Any) -> bytes:
@@ -175,9 +172,9 @@ def digest_of(*values: Value) -> bytes:
 
 def definition(table: str) -> str:
     """Return the statement that creates a table."""
-    key = ", PRIMARY KEY (client, round)" if table in BY_CLIENT else ""
-    rowid = " WITHOUT ROWID" if table in {*BY_CLIENT, "arrays"} else ""
-    columns = ", ".join(columns_of(table))
+    key = f", PRIMARY KEY ({', '.join(_KEYS[table])})" if table in _KEYS else ""
+    rowid = " WITHOUT ROWID" if table in {*_KEYS, "arrays"} else ""
+    columns = ", ".join(COLUMNS[table])
     return f"CREATE TABLE {table} ({columns}, digest BLOB{key}){rowid}"
 
 
@@ -188,14 +185,14 @@ def catalogued(statement: str) -> tuple[str, str, str, str]:
     return kind.lower(), name, table, statement
 
 
-def definitions(*, without: tuple[str, ...] = ()) -> list[str]:
-    """Return the statements that create the tables and indexes of every ledger."""
+def definitions() -> list[str]:
+    """Return the statements that create the tables and indexes."""
     return [
-        *(definition(table) for table in COLUMNS if table not in without),
+        *(definition(table) for table in COLUMNS),
         "CREATE INDEX updates_by_round ON updates (round, client)",
     ]
 
 
-def catalogue(*, without: tuple[str, ...] = ()) -> set[Row]:
-    """Return what SQLite's catalogue has for the tables of every ledger."""
-    return {catalogued(statement) for statement in definitions(without=without)}
+def catalogue() -> set[Row]:
+    """Return what SQLite's catalogue has for the tables and indexes."""
+    return {catalogued(statement) for statement in definitions()}

@@ -23,9 +23,9 @@ class LedgerSettings:
             must be given again whenever the ledger is opened.
         update_dtype: How updates are stored on disk.
         step_dtype: How steps are stored on disk.
-        sums_every: After how many rounds the running sums are written anew.
         history: `rounds`: steps and updates of every round, as far as they are kept.
-            `sums`: sums of what each client did, and no vectors of rounds.
+            `sums`: one sum per client and a few differences of two clients, and no
+            other vectors of rounds.
         budget: Bytes the ledger may take on disk; None for any number.
     """
 
@@ -34,7 +34,6 @@ class LedgerSettings:
     custom: Mapping[str, Aggregation] = field(default_factory=dict)
     update_dtype: StorageDtype = "float32"
     step_dtype: StorageDtype = "float32"
-    sums_every: int = 8
     history: History = "rounds"
     budget: int | None = None
 
@@ -46,14 +45,11 @@ class LedgerSettings:
                     f"unknown storage dtype {dtype!r}; "
                     f"choose {', '.join(STORAGE_DTYPES)}"
                 )
-        for name, value in (("sums_every", self.sums_every), ("budget", self.budget)):
-            # What a row of the index says must come back from SQLite as it was.
-            if value is not None and type(value) is not int:
-                raise InvalidInputError(
-                    f"{name} is a whole number, not {value!r:.40}; write it as an int"
-                )
-        if self.sums_every < 1:
-            raise InvalidInputError("running sums are written every 1 or more rounds")
+        # What a row of the index says must come back from SQLite as it was.
+        if self.budget is not None and type(self.budget) is not int:
+            raise InvalidInputError(
+                f"budget is a whole number, not {self.budget!r:.40}; write it as an int"
+            )
         if self.history not in ("rounds", "sums"):
             raise InvalidInputError(
                 f"the history is rounds or sums, not {self.history!r:.40}"
@@ -65,12 +61,3 @@ class LedgerSettings:
                 f"{self.aggregation!r:.40} is replayed from every update of a round, "
                 "so it needs a history of rounds without a budget"
             )
-
-    @property
-    def sum_dtype(self) -> StorageDtype:
-        """How a history of sums stores them.
-
-        Sums grow round by round, and what is added must not drown in the rounding:
-        of the dtypes in fewer bits only float16, with its scales, is fine enough.
-        """
-        return "float16" if self.update_dtype == "float16" else "float32"

@@ -7,9 +7,10 @@ that a crash at any moment leaves the ledger as it was or as it shall be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,22 +19,23 @@ from fastfedul.federation.aggregation import MEAN
 from fastfedul.history import arrays
 from fastfedul.history.entries import fields
 from fastfedul.history.ledger import Ledger
-from fastfedul.history.own_sums import own_sums_of, scatter_of
+from fastfedul.history.own_sums import own_difference
+from fastfedul.history.pairs import RESERVOIR, OfferedPair, offered_pairs
 from fastfedul.history.participation import (
+    Participation,
     joint_factors,
     participation,
-    scatter_factors,
 )
 from fastfedul.history.rewriting import RewritingWriter
 from fastfedul.history.sums_erasure import correction
 from fastfedul.history.transaction import Change
-from fastfedul.params import Flat, norm
-from fastfedul.records import ClientId, StorageDtype
+from fastfedul.params import norm
+from fastfedul.records import ClientId, UpdateEntry, VectorRef
 
 Progress = Callable[[int, int], None]
 
 LOST = (
-    "damping per round (skew scalar and none), with its bound and standard error",
+    "skew scalar and none, which damp round by round or not at all, and any bound",
     "FedEraser, FedAccum, FedRecover and distillation, which need updates of rounds",
     "the models between the first and the current one (params_at)",
     "exactness of forgetting several clients, unless shares never vary: it becomes "
@@ -99,10 +101,12 @@ class ShrinkingWriter(RewritingWriter):
             self._check_compactable()
             settings = self._settings
             clients = [c for c in self.clients().values() if c.state != "erased"]
-            one = arrays.vector_bytes(settings.sum_dtype, settings.layout.size)
+            size = settings.layout.size
             models = {self._initial, self._head()["model"]}
             after = sum(self._info(digest).num_bytes for digest in models)
-            after += (2 * len(clients) + 1) * one
+            after += len(clients) * arrays.vector_bytes("float32", size)
+            pair = arrays.vector_bytes(settings.update_dtype, size)
+            after += len(self._drawn_pairs()) * pair
             return Compaction(self.num_array_bytes(), after, LOST, self._not_exact())
 
     def _check_compactable(self) -> None:
@@ -120,13 +124,6 @@ class ShrinkingWriter(RewritingWriter):
                     f"in round {round_.index} only the updates that were kept count, "
                     "so sums over all of them do not say what is in the model"
                 )
-        for row in self.index.rows("clients"):
-            client = fields("clients", row)
-            if client["num_unseen"]:
-                problem = (
-                    f"the server never had {client['num_unseen']} of the updates of "
-                    f"client {client['name']!r:.80}"
-                )
         if problem:
             raise LedgerError(f"{self.path} cannot be compacted: {problem}")
 
@@ -137,9 +134,8 @@ class ShrinkingWriter(RewritingWriter):
         dropped = sum(fields("updates", row)["array"] is None for row in rows)
         if dropped:
             notes.append(
-                f"{dropped} of {len(rows)} updates were not kept: they come from the "
-                "running sums, exactly so where a client's share never varies, and "
-                "their scatter is estimated"
+                f"{dropped} of {len(rows)} updates were not kept: the sums have them "
+                "only as far as those that were kept stand for them"
             )
         if dtypes != ("float32", "float32"):
             notes.append(
@@ -149,37 +145,44 @@ class ShrinkingWriter(RewritingWriter):
         return tuple(notes)
 
     def _to_sums(self, change: Change, progress: Progress | None) -> None:
-        """Write everybody's own sums and let go of all vectors of rounds."""
-        rounds = self.rounds()
+        """Write everybody's sum and some pairs, and let go of all vectors of rounds."""
         rows = [fields("clients", row) for row in self.index.rows("clients")]
         clients = [row for row in rows if row["state"] != "erased"]
-        total = scatter_of(self, rounds)
         for done, client in enumerate(clients):
             if progress:
                 progress(done + 1, len(clients) + 1)
-            sums = own_sums_of(self, client["name"], rounds)
-            flats = (sums.difference, sums.scatter)
-            self._put_sums(change, client, flats, len(rounds))
+            self._put_sum(change, client, own_difference(self, client["name"]))
+        for index, pair, left, right in self._drawn_pairs():
+            refs = [VectorRef(index, left.client), VectorRef(index, right.client)]
+            difference = self.combine(refs, [[1.0, -1.0]]).sums[0]
+            # A sampled pair stands for those that were not kept, too.
+            odds = pair.odds / (left.keep_probability * right.keep_probability or 1.0)
+            self._put_pair(
+                change,
+                replace(pair, odds=odds),
+                (index, left.client, right.client),
+                difference,
+            )
         self._let_go(change)
-        policy = self._policy()
-        self.index.put_policy("sums", policy["budget"], None)
-        self._replace_scatter(change, total)
-        change.head["sums_through"] = len(rounds)
+        self.index.put_policy("sums", self._policy()["budget"])
         for row in self._round_rows():
             row["content"] = self._content(row, without=set())
             change.replace("rounds", row)
         change.head["chain"] = self._relink(change)
 
-    def _put_sums(
+    def _drawn_pairs(
         self,
-        change: Change,
-        client: dict[str, Any],
-        sums: Sequence[Flat],
-        through: int,
-    ) -> None:
-        dtype: StorageDtype = self._settings.sum_dtype
-        written = change.submit([change.vector_job(flat, dtype) for flat in sums])
-        self._replace_sums(change, client, written, through)
+    ) -> list[tuple[int, OfferedPair, UpdateEntry, UpdateEntry]]:
+        """Return the pairs of kept updates that a ledger of sums would keep."""
+        chain = self._head()["chain"]
+        offered = []
+        for round_ in self.rounds():
+            kept = [u for u in self.updates_in(round_.index) if u.kept]
+            offered += [
+                (round_.index, pair, kept[pair.left], kept[pair.right])
+                for pair in offered_pairs(chain, round_.index, len(kept))
+            ]
+        return sorted(offered, key=lambda one: one[1].priority)[:RESERVOIR]
 
     def _let_go(self, change: Change) -> None:
         for found in self.index.rows("rounds"):
@@ -189,12 +192,11 @@ class ShrinkingWriter(RewritingWriter):
         for found in self.index.rows("updates"):
             row = fields("updates", found)
             change.release(row["array"])
-            row.update(array=None, keep_probability=0.0)
+            row.update(array=None, summed=int(row["array"] is not None))
             change.replace("updates", row)
-        for table in ("pending", "adjustments"):
-            rows = self.index.rows(table)
-            change.release(*(fields(table, row)["array"] for row in rows))
-            self.index.delete(table, "1")
+        rows = self.index.rows("adjustments")
+        change.release(*(fields("adjustments", row)["array"] for row in rows))
+        self.index.delete("adjustments", "1")
 
     def _erase_from_sums(self, change: Change, clients: Sequence[ClientId]) -> float:
         """Correct everybody's sums for the erasure of some clients.
@@ -212,31 +214,24 @@ class ShrinkingWriter(RewritingWriter):
         ]
         corrections = {name: correction(here, gone, name) for name in names}
         of_difference = joint_factors(here, gone)
-        of_scatter = scatter_factors(here, gone)
-        self._fold_sums(change, len(here.rounds))
-        size = self._settings.layout.size
-        joint, scatter = np.zeros(size, np.float32), self._scatter()
+        joint = np.zeros(self._settings.layout.size, np.float32)
         for name in sorted(gone):
-            own = self.own_sums(name)
-            joint += np.float32(of_difference[name].value) * own.difference
-            scatter -= np.float32(of_scatter[name].value) * own.scatter
-        self._replace_scatter(change, np.maximum(scatter, 0, out=scatter))
+            joint += np.float32(of_difference[name].value) * self.own_difference(name)
         worst = 0.0
         for name, change_of in corrections.items():
             if change_of.is_none:
                 continue
-            own = self.own_sums(name)
-            difference = np.float32(change_of.of_own.value) * own.difference
+            difference = np.float32(change_of.of_own.value) * self.own_difference(name)
             difference += np.float32(change_of.of_joint.value) * joint
-            flats = (difference, np.float32(change_of.of_scatter.value) * own.scatter)
-            client = self._known(name)
-            self._put_sums(change, client, flats, len(here.rounds))
+            self._put_sum(change, self._known(name), difference)
             off = change_of.of_own.off + change_of.of_joint.off
             worst = max(worst, off / (norm(difference) or 1.0))
-        self._take_out(change, clients)
+        self._take_out(change, clients, here)
         return worst
 
-    def _take_out(self, change: Change, clients: Sequence[ClientId]) -> None:
+    def _take_out(
+        self, change: Change, clients: Sequence[ClientId], here: Participation
+    ) -> None:
         """Rewrite the rows of the rounds that some clients took part in."""
         numbers = {self._numbers[client] for client in clients}
         gone: dict[int, list[float]] = {}
@@ -248,8 +243,9 @@ class ShrinkingWriter(RewritingWriter):
             row["num_updates"] -= len(shares)
             removed = row["removed_share"] + sum(shares)
             row["removed_share"] = removed if row["num_updates"] else 1.0
-            # Of the new step only the sums know.
-            row.update(products=0, step_norm=None, previous_product=0.0)
+            # Only the sums know the new step itself.
+            length = math.sqrt(here.step_square(frozenset(clients), index))
+            row.update(products=0, step_norm=length, previous_product=0.0)
             row["content"] = self._content(row, without=numbers)
             change.replace("rounds", row)
         change.head["chain"] = self._relink(change)
@@ -258,7 +254,7 @@ class ShrinkingWriter(RewritingWriter):
         """Drop stored updates until the ledger fits its budget.
 
         The oldest rounds go first, and in a round the smallest contributions. Steps
-        and running sums stay, and so do updates that the sums still need.
+        and sums stay.
 
         Raises:
             LedgerError: If it does not fit even so.
@@ -268,12 +264,7 @@ class ShrinkingWriter(RewritingWriter):
             return None
         dropped = Dropped()
         while (excess := change.num_bytes() + _SPARE_BYTES - budget) > 0:
-            if self._drop_some(change, excess, dropped):
-                continue
-            num_rounds = self.index.count("rounds")
-            if change.head["sums_through"] < num_rounds:
-                # Once they are in the sums, updates of the last rounds can go too.
-                self._fold_sums(change, num_rounds)
+            if self._drop_some(change, excess, dropped) or self._drop_last_pair(change):
                 continue
             small = self._settings.history == "sums"
             advice = "" if small else ", or keep sums only: `fastfedul ledger compact`"
@@ -292,11 +283,17 @@ class ShrinkingWriter(RewritingWriter):
         change.head["chain"] = self._relink(change)
         return dropped
 
+    def _drop_last_pair(self, change: Change) -> bool:
+        """Drop the kept pair of the highest priority; return whether there was one."""
+        pairs = [fields("pairs", row) for row in self.index.rows("pairs")]
+        if pairs:
+            self._drop_pair(change, max(pairs, key=itemgetter("priority")))
+        return bool(pairs)
+
     def _drop_some(self, change: Change, excess: int, dropped: Dropped) -> bool:
         """Drop updates of about so many bytes; return whether there were any."""
         first = self.index.first_kept_round()
         before = dropped.num_updates
-        waiting = {tuple(row[:2]) for row in self.index.rows("pending")}
         names = {number: name for name, number in self._numbers.items()}
         names |= {number: name for name, number in change.new_clients.items()}
         last = self.index.count("rounds")
@@ -308,9 +305,6 @@ class ShrinkingWriter(RewritingWriter):
             rows = [fields("updates", row) for row in found]
             stored = [row for row in rows if row["array"] is not None]
             for row in sorted(stored, key=lambda row: row["share"] * row["norm"]):
-                exact = index < change.head["sums_through"]
-                if not exact and (row["client"], index) not in waiting:
-                    continue
                 if excess <= 0:
                     return True
                 num_bytes = self._info(row["array"]).num_bytes

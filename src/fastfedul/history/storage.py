@@ -56,7 +56,6 @@ class DiskLedger(ShrinkingWriter):
         custom: Mapping[str, Aggregation] | None = None,
         update_dtype: StorageDtype = "float32",
         step_dtype: StorageDtype = "float32",
-        sums_every: int = 8,
         history: History = "rounds",
         budget: int | None = None,
     ) -> DiskLedger:
@@ -69,9 +68,8 @@ class DiskLedger(ShrinkingWriter):
             custom: The caller's own aggregations by name.
             update_dtype: How updates are stored.
             step_dtype: How the steps of the model are stored.
-            sums_every: After how many rounds the running sums are written anew.
-            history: `rounds`, or `sums` to keep sums per client and no vectors of
-                rounds; then `update_dtype` says how the sums are stored.
+            history: `rounds`, or `sums` to keep one sum per client and a few
+                differences of two clients; `update_dtype` says how those are stored.
             budget: Bytes the ledger may take. When a round would exceed them, stored
                 updates are dropped, the oldest rounds' and the smallest first.
         """
@@ -81,15 +79,9 @@ class DiskLedger(ShrinkingWriter):
             custom=custom or {},
             update_dtype=update_dtype,
             step_dtype=step_dtype,
-            sums_every=sums_every,
             history=history,
             budget=budget,
         )
-        if history == "sums" and update_dtype != settings.sum_dtype:
-            raise InvalidInputError(
-                f"sums that grow round by round cannot be stored as {update_dtype}; "
-                "choose float32 or float16"
-            )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
         folder = new_folder(path)
@@ -201,7 +193,7 @@ class DiskLedger(ShrinkingWriter):
         settings = replace(self._settings, budget=budget)
         with self._changing("the budget"):
             policy = self._policy()
-            self.index.put_policy(policy["history"], budget, policy["scatter"])
+            self.index.put_policy(policy["history"], budget)
         self._settings = settings
 
     def _settle(self, change: Change) -> None:
@@ -270,13 +262,15 @@ class DiskLedger(ShrinkingWriter):
     def _drop_client(self, change: Change, client: ClientId) -> None:
         row = self._client_row(client)
         assert row is not None
-        for table in ("updates", "pending"):
-            found = self.index.rows(table, client=row["id"])
-            change.release(*(fields(table, r)["array"] for r in found))
-            self.index.delete(table, "client = ?", row["id"])
-        change.release(row["weighted"], row["squared"])
-        row.update(state="erased", num_updates=0, num_unseen=0)
-        row.update(weighted=None, squared=None)
+        found = self.index.rows("updates", client=row["id"])
+        change.release(*(fields("updates", r)["array"] for r in found))
+        self.index.delete("updates", "client = ?", row["id"])
+        for values in self.index.rows("pairs"):
+            pair = fields("pairs", values)
+            if row["id"] in (pair["client"], pair["other"]):
+                self._drop_pair(change, pair)
+        change.release(row["difference"])
+        row.update(state="erased", num_updates=0, difference=None)
         change.replace("clients", row)
 
     def _adjust(self, change: Change, index: int, delta: Flat) -> None:
@@ -344,12 +338,11 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
             text = layout.to_json()
             dtypes = (settings.update_dtype, settings.step_dtype)
             index.put("arrays", (info.digest, info.num_bytes, info.checksums))
-            rest = (settings.aggregation, settings.sums_every, info.digest)
+            rest = (settings.aggregation, info.digest)
             index.put("ledger", (1, FORMAT, text, *dtypes, *rest))
             chain = genesis(text, *dtypes, settings.aggregation, info.digest)
-            index.put_head(chain, info.digest, 0)
-            if settings.history == "sums" or settings.budget is not None:
-                index.put_policy(settings.history, settings.budget, None)
+            index.put_head(chain, info.digest)
+            index.put_policy(settings.history, settings.budget)
     finally:
         index.close()
     arrays.sync_folder(folder)

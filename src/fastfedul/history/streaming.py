@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,6 +24,7 @@ from fastfedul.history.arrays import (
     Source,
     check_header,
     open_array,
+    opened,
     read_blocks,
 )
 from fastfedul.params import Array, Flat, dot
@@ -75,17 +78,36 @@ def read_vector(folder: Path, source: Source) -> Flat:
     return flat
 
 
-def read_columns(folder: Path, sources: Sequence[Source], block: int) -> Array:
-    """Return one block of columns of several vectors, a row each."""
-    stop = min(sources[0].size, (block + 1) * BLOCK_VALUES)
-    rows = np.empty((len(sources), stop - block * BLOCK_VALUES), np.float32)
-    for row, source in zip(rows, sources, strict=True):
-        descriptor = open_array(folder, source.info, source.place)
-        try:
-            read_blocks(descriptor, source, block, row)
-        finally:
-            os.close(descriptor)
-    return rows
+@dataclass(frozen=True, slots=True)
+class StackedFiles:
+    """Stored vectors one under the other, to be read by columns.
+
+    Attributes:
+        folder: Where the array files are.
+        sources: The vectors.
+    """
+
+    folder: Path
+    sources: tuple[Source, ...]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each.
+
+        Whole blocks are read and checked, so that some values more are read.
+        """
+        first = start // BLOCK_VALUES
+        begin = first * BLOCK_VALUES
+        end = min(self.sources[0].size, -(-stop // BLOCK_VALUES) * BLOCK_VALUES)
+        rows = np.empty((len(self.sources), end - begin), np.float32)
+
+        def work(places: Iterable[int]) -> None:
+            for place in places:
+                source = self.sources[place]
+                with opened(self.folder, source.info, source.place) as descriptor:
+                    read_blocks(descriptor, source, first, rows[place])
+
+        run_blocks(work, len(self.sources))
+        return rows[:, start - begin : stop - begin]
 
 
 def _groups(count: int, pairs: Sequence[Pair]) -> list[list[int]]:
@@ -169,13 +191,18 @@ def run_blocks(work: Callable[[Iterable[int]], None], num_blocks: int) -> None:
     waiting: SimpleQueue[int | None] = SimpleQueue()
     for block in (*range(num_blocks), *[None] * threads):
         waiting.put(block)
-    with (
-        _linear_algebra().limit(limits=1, user_api="blas"),
-        ThreadPoolExecutor(threads) as pool,
-    ):
+    with one_thread_per_caller(), ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work, iter(waiting.get, None)) for _ in range(threads)]
         for future in futures:
             future.result()
+
+
+def one_thread_per_caller() -> AbstractContextManager[object]:
+    """Keep the linear algebra library from starting threads of its own."""
+    limiter: AbstractContextManager[object] = _linear_algebra().limit(
+        limits=1, user_api="blas"
+    )
+    return limiter
 
 
 @cache

@@ -4,8 +4,7 @@ Without the erased clients R, whose share of a round is r, a client of share a w
 have deviated from another step. With its own difference D and R's joint difference E
 the new one is, round by round, D (1 - a) / (1 - a - r) + E a / (1 - a - r). Sums have
 lost the rounds, so each factor is replaced by its mean: exact where shares are the same
-in every round, else off by at most what the factors' deviations come to. Of the scatter
-what two clients have in common in a round is in no sum, and is left as it is.
+in every round, else off by at most what the factors' deviations come to.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ class Correction:
     Attributes:
         of_own: Factor of its difference.
         of_joint: Factor of the erased clients' joint difference, to be added.
-        of_scatter: Factor of its scatter.
     """
 
     of_own: Factor
     of_joint: Factor
-    of_scatter: Factor
 
     @property
     def is_none(self) -> bool:
@@ -47,7 +44,7 @@ def correction(
         UnlearnRefusedError: If it would have been alone in a round: what it did there
             would have been the step, which is not kept.
     """
-    own, joint, scatter = [], [], []
+    own, joint = [], []
     for index, places in here.places.items():
         away = here.share_of(gone, index)
         place = places.get(client)
@@ -63,5 +60,4 @@ def correction(
         if place is not None:
             ratio = (1 - place.share) / (1 - place.share - away) if away else 1.0
             own.append((ratio, place.reach))
-            scatter.append(((1 - away) * ratio, place.reach**2))
-    return Correction(mean_factor(own), mean_factor(joint), mean_factor(scatter))
+    return Correction(mean_factor(own), mean_factor(joint))

@@ -127,9 +127,7 @@ class Change:
 
     def save_head(self) -> None:
         """Write the head as it is now, with the counts of rows so far."""
-        self._index.put_head(
-            self.head["chain"], self.head["model"], self.head["sums_through"]
-        )
+        self._index.put_head(self.head["chain"], self.head["model"])
 
     def _remove(self, digest: bytes) -> None:
         # What cannot be removed now is swept away on the next open.

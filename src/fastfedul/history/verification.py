@@ -14,12 +14,12 @@ from typing import Any, cast
 from fastfedul.errors import LedgerError
 from fastfedul.history import arrays
 from fastfedul.history.chain import content_of, genesis, link
-from fastfedul.history.entries import fields
+from fastfedul.history.entries import fields, local_values
 from fastfedul.history.folder import ARRAYS, unnamed
 from fastfedul.history.index import Index
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.request_rows import read_log, read_requests
-from fastfedul.history.schema import COUNTED, OPTIONAL, REQUEST_TABLES, digest_of
+from fastfedul.history.schema import COUNTED, REFERENCES, REQUEST_TABLES, digest_of
 
 Progress = Callable[[int, int], None]
 
@@ -102,13 +102,10 @@ def _index_problems(index: Index) -> Iterator[str]:
             yield f"{index.path}: {verdict.splitlines()[-1]}"
         if not index.is_as_defined():
             yield f"{index.path}: the definition of a table was changed"
-        optional = [table for table in OPTIONAL if index.has(table)]
-        for table in ("ledger", "head", *COUNTED, *optional):
+        for table in ("ledger", "head", "policy", *COUNTED, *REQUEST_TABLES):
             yield from index.changed_rows(table)
         head = fields("head", index.one("head", id=1))
-        if index.has_requests():
-            for table in REQUEST_TABLES:
-                yield from index.changed_rows(table)
+        index.one("policy", id=1)
     except LedgerError as error:
         yield str(error)
         return
@@ -155,6 +152,7 @@ def _chain_problems(index: Index, head: dict[str, Any]) -> Iterator[str]:
             round_["removed_share"],
             round_["use"],
             round_["step"],
+            local_values(round_),
             participants,
         )
         chain = link(chain, content)
@@ -197,7 +195,7 @@ def _request_problems(index: Index) -> Iterator[str]:
 
 def _reference_problems(index: Index) -> Iterator[str]:
     known = {row[0] for row in index.rows("arrays")}
-    for table, column in index.references():
+    for table, column in REFERENCES:
         for row in index.rows(table):
             array = fields(table, row)[column]
             if array is not None and array not in known:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import VALUE_BYTES
-from fastfedul.history.ledger import Ledger
+from fastfedul.history.ledger import Ledger, Stack
 from fastfedul.history.sampling import Keep
 from fastfedul.history.settings import LedgerSettings
 from fastfedul.params import Array, Flat
@@ -21,9 +21,8 @@ from fastfedul.records import (
     Combination,
     Event,
     Model,
-    OwnSums,
+    PairEntry,
     RoundEntry,
-    RunningSums,
     UpdateEntry,
     VectorRef,
 )
@@ -83,17 +82,18 @@ class LedgerView:
         """Return the log of what was forgotten."""
         return self.ledger.events()
 
-    def running_sums(self, client: ClientId) -> RunningSums:
-        """Return what a client accumulated over all its updates, kept or not."""
-        return self.ledger.running_sums(client)
-
-    def own_sums(self, client: ClientId) -> OwnSums:
+    def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
-        return self.ledger.own_sums(client)
+        return self.ledger.own_difference(client)
 
-    def scatter(self) -> Flat:
-        """Return the scatter of all updates around the steps of their rounds."""
-        return self.ledger.scatter()
+    @property
+    def chain(self) -> bytes:
+        """A digest that changes with every round."""
+        return self.ledger.chain
+
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients; none in a ledger of rounds."""
+        return self.ledger.pairs()
 
     def combine(
         self,
@@ -104,9 +104,9 @@ class LedgerView:
         """Return linear combinations and inner products of stored vectors."""
         return self.ledger.combine(vectors, coefficients, pairs)
 
-    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
-        """Return one block of columns of stored vectors, a row each."""
-        return self.ledger.columns(vectors, block)
+    def stack(self, vectors: Sequence[VectorRef]) -> Stack:
+        """Return stored vectors one under the other, to be read by columns."""
+        return self.ledger.stack(vectors)
 
 
 @dataclass(slots=True)
@@ -148,18 +148,23 @@ class KeptView(LedgerView):
 
 @dataclass(slots=True)
 class PastView(LedgerView):
-    """A ledger as it was some rounds ago, for what reads rounds and updates.
-
-    Running sums and the model are those of today.
+    """A ledger as it was some rounds ago; only the model is the one of today.
 
     Attributes:
         ledger: A ledger from which nobody was erased since.
         stop: How many rounds there were.
         gone: Who had been forgotten by then.
+        chain_then: End of the hash chain at that time.
     """
 
     stop: int
     gone: frozenset[ClientId]
+    chain_then: bytes
+
+    @property
+    def chain(self) -> bytes:
+        """The digest of that time."""
+        return self.chain_then
 
     @property
     def num_rounds(self) -> int:
@@ -196,27 +201,11 @@ class CountedLedger(LedgerView):
 
     bytes_read: int = field(default=0, init=False)
 
-    def running_sums(self, client: ClientId) -> RunningSums:
-        """Return what a client accumulated over all its updates, kept or not."""
-        found = self.ledger.running_sums(client)
-        self.bytes_read += found.weighted.nbytes + found.squared.nbytes
-        return found
-
-    def own_sums(self, client: ClientId) -> OwnSums:
+    def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
-        found = self.ledger.own_sums(client)
-        self.bytes_read += self._sum_bytes(found.difference, found.scatter)
+        found = self.ledger.own_difference(client)
+        self.bytes_read += found.nbytes
         return found
-
-    def scatter(self) -> Flat:
-        """Return the scatter of all updates around the steps of their rounds."""
-        found = self.ledger.scatter()
-        self.bytes_read += self._sum_bytes(found)
-        return found
-
-    def _sum_bytes(self, *sums: Flat) -> int:
-        width = VALUE_BYTES[self.ledger.settings.sum_dtype]
-        return sum(width * flat.size for flat in sums)
 
     def combine(
         self,
@@ -229,11 +218,31 @@ class CountedLedger(LedgerView):
         self.bytes_read += found.bytes_read
         return found
 
-    def columns(self, vectors: Sequence[VectorRef], block: int) -> Array:
-        """Return one block of columns of stored vectors, a row each."""
-        found = self.ledger.columns(vectors, block)
+    def stack(self, vectors: Sequence[VectorRef]) -> Stack:
+        """Return stored vectors one under the other, to be read by columns."""
         settings = self.ledger.settings
-        for ref in vectors:
-            dtype = settings.update_dtype if ref.client else settings.step_dtype
-            self.bytes_read += found.shape[1] * VALUE_BYTES[dtype]
-        return found
+        widths = [
+            VALUE_BYTES[settings.update_dtype if r.client else settings.step_dtype]
+            for r in vectors
+        ]
+        return _CountedStack(self, self.ledger.stack(vectors), sum(widths))
+
+
+@dataclass(slots=True)
+class _CountedStack:
+    """Stacked vectors that count what is read of them.
+
+    Attributes:
+        counter: Where the bytes are added up.
+        stack: The vectors.
+        column_bytes: Stored bytes of one column.
+    """
+
+    counter: CountedLedger
+    stack: Stack
+    column_bytes: int
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each."""
+        self.counter.bytes_read += (stop - start) * self.column_bytes
+        return self.stack.read(start, stop)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,16 @@ from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.history import arrays, streaming
 from fastfedul.history.chain import content_of, link
-from fastfedul.history.entries import fields
+from fastfedul.history.entries import fields, local_values
 from fastfedul.history.folder import acquire_lock, explain, sweep
-from fastfedul.history.own_sums import deviation
+from fastfedul.history.own_sums import round_difference
+from fastfedul.history.pairs import RESERVOIR, OfferedPair, offered_pairs
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.recording import (
     RecordedRound,
     RecordedUpdate,
     prepare,
 )
-from fastfedul.history.sums import accumulate
 from fastfedul.history.transaction import Change
 from fastfedul.params import Flat
 from fastfedul.records import (
@@ -34,7 +35,6 @@ from fastfedul.records import (
     ClientState,
     Model,
     Round,
-    StorageDtype,
 )
 
 _WRITERS = 4
@@ -91,8 +91,6 @@ class LedgerWriter(LedgerReader):
         )
         with self._changing(f"round {recorded.index}") as change:
             self._write_round(change, recorded)
-            if (recorded.index + 1) % self._settings.sums_every == 0:
-                self._fold_sums(change, recorded.index + 1)
             self._settle(change)
             self._model_now = (change.head["model"], recorded.model)
         exact = self._settings.step_dtype == "float32"
@@ -108,37 +106,37 @@ class LedgerWriter(LedgerReader):
         if not sums_only:
             jobs.append(change.vector_job(recorded.step, settings.step_dtype))
         for update in recorded.updates:
-            if update.vector is not None:
-                vector = (
-                    _summed(update.vector, recorded) if sums_only else update.vector
-                )
-                dtypes = self._dtypes_of(update)
-                jobs += [change.vector_job(vector, dtype) for dtype in dtypes]
+            if update.kept and update.vector is not None:
+                jobs.append(change.vector_job(update.vector, settings.update_dtype))
         written = iter(change.store(jobs))
         change.set_model(next(written))
         step = None if sums_only else next(written)
         participants = []
         for update in recorded.updates:
-            digests = {dtype: next(written) for dtype in self._dtypes_of(update)}
-            array = digests.get(settings.update_dtype) if update.kept else None
-            client = self._count_update(change, update)
-            unseen = update.vector is None
+            array = next(written) if update.kept else None
+            client = self._count_update(change, update.client)
+            if sums_only:
+                self._add_to_sum(change, client, update, recorded)
             change.put(
                 "updates",
-                client,
+                client["id"],
                 recorded.index,
                 update.share,
                 update.keep_probability,
                 array,
-                None if unseen else update.norm,
+                None if update.vector is None else update.norm,
                 update.step_product,
+                int(sums_only),
             )
-            if not unseen and array != digests["float32"]:
-                change.put("pending", client, recorded.index, digests["float32"])
             participants.append(
                 (update.client, update.share, update.keep_probability, array)
             )
-        content = content_of(recorded.index, 0.0, recorded.use, step, participants)
+        if sums_only:
+            self._keep_pairs(change, recorded)
+        local = local_values(recorded.local)
+        content = content_of(
+            recorded.index, 0.0, recorded.use, step, local, participants
+        )
         chain = link(change.head["chain"], content)
         change.put(
             "rounds",
@@ -150,86 +148,92 @@ class LedgerWriter(LedgerReader):
             step,
             recorded.step_norm,
             recorded.previous_product,
+            *local,
             content,
             chain,
         )
         change.head["chain"] = chain
 
-    def _dtypes_of(self, update: RecordedUpdate) -> list[StorageDtype]:
-        """Return the forms in which an update is written.
-
-        The running sums need it exactly until they have been written anew.
-        """
-        if update.vector is None:
-            return []
-        if update.kept and self._settings.update_dtype != "float32":
-            return [self._settings.update_dtype, "float32"]
-        return ["float32"]
-
-    def _count_update(self, change: Change, update: RecordedUpdate) -> int:
-        row = self._client_row(update.client)
-        unseen = int(update.vector is None)
-        if row is None:
-            number = len(self._numbers) + len(change.new_clients) + 1
-            change.new_clients[update.client] = number
-            through = change.head["sums_through"]
-            change.put(
-                "clients",
-                *(number, update.client, "active", 1, None, unseen),
-                *(None, None, through),
-            )
-            return number
-        row["num_updates"] += 1
-        row["num_unseen"] += unseen
-        change.replace("clients", row)
-        return int(row["id"])
-
-    def _fold_sums(self, change: Change, through: int) -> None:
-        """Write the running sums of all clients that took part since the last time."""
-        size, dtype = self._settings.layout.size, self._settings.sum_dtype
-        sums_only = self._settings.history == "sums"
-        if sums_only:
-            self._replace_scatter(change, self._scatter())
-        since = change.head["sums_through"]
-        recent = {
-            update[0] for update in self.index.rows("updates", span=(since, through))
-        }
-        clients = [fields("clients", row) for row in self.index.rows("clients")]
-        waiting: list[tuple[dict[str, Any], list[Future[arrays.ArrayInfo]]]] = []
-        for client in clients:
-            if client["id"] in recent:
-                if sums_only:
-                    jobs = [change.vector_job(s, dtype) for s in self._own_sums(client)]
-                else:
-                    sums = accumulate(self._arrays, size, self._sum_sources(client))
-                    jobs = [change.vector_job(flat, "float32") for flat in sums]
-                waiting.append((client, change.submit(jobs)))
-            # While sums are being written the next ones are computed, but only so
-            # many that memory stays bounded.
-            while waiting and (len(waiting) > 2 or client is clients[-1]):
-                self._replace_sums(change, *waiting.pop(0), through)
-        change.release(*(row[2] for row in self.index.rows("pending")))
-        self.index.delete("pending", "1")
-        change.head["sums_through"] = through
-
-    def _replace_sums(
+    def _add_to_sum(
         self,
         change: Change,
         client: dict[str, Any],
-        written: list[Future[arrays.ArrayInfo]],
-        through: int,
+        update: RecordedUpdate,
+        recorded: RecordedRound,
     ) -> None:
-        digests = change.stored(written)
-        change.release(client["weighted"], client["squared"])
-        client["weighted"], client["squared"] = digests
-        client["sums_through"] = through
+        """Add a round to what forgetting one client alone takes."""
+        assert update.vector is not None
+        added = round_difference(
+            update.vector,
+            recorded.step,
+            update.share,
+            alone=len(recorded.updates) == 1,
+        )
+        added += self._own_difference(client)
+        self._put_sum(change, client, added)
+
+    def _put_sum(self, change: Change, client: dict[str, Any], total: Flat) -> None:
+        change.release(client["difference"])
+        [client["difference"]] = change.store([change.vector_job(total, "float32")])
         change.replace("clients", client)
 
-    def _replace_scatter(self, change: Change, total: Flat) -> None:
-        policy = self._policy()
-        change.release(policy["scatter"])
-        [digest] = change.store([change.vector_job(total, self._settings.sum_dtype)])
-        self.index.put_policy(policy["history"], policy["budget"], digest)
+    def _keep_pairs(self, change: Change, recorded: RecordedRound) -> None:
+        """Keep some differences of two updates, in the place of others if need be."""
+        updates = recorded.updates
+        chain: bytes = change.before["chain"]
+        new = offered_pairs(chain, recorded.index, len(updates))
+        new.sort(key=attrgetter("priority"))
+        kept = [fields("pairs", row) for row in self.index.rows("pairs")]
+        kept.sort(key=itemgetter("priority"))
+        while kept and len(kept) + len(new) > RESERVOIR:
+            if new and new[-1].priority >= kept[-1]["priority"]:
+                new.pop()
+            else:
+                self._drop_pair(change, kept.pop())
+        for pair in new:
+            left, right = updates[pair.left], updates[pair.right]
+            assert left.vector is not None
+            assert right.vector is not None
+            place = recorded.index, left.client, right.client
+            self._put_pair(change, pair, place, left.vector - right.vector)
+
+    def _put_pair(
+        self,
+        change: Change,
+        pair: OfferedPair,
+        place: tuple[int, ClientId, ClientId],
+        difference: Flat,
+    ) -> None:
+        index, left, right = place
+        job = change.vector_job(difference, self._settings.update_dtype)
+        [digest] = change.store([job])
+        numbers = self._number(change, left), self._number(change, right)
+        change.put("pairs", index, *numbers, pair.priority, pair.odds, digest)
+
+    def _drop_pair(self, change: Change, pair: dict[str, Any]) -> None:
+        change.release(pair["array"])
+        self.index.delete(
+            "pairs",
+            "round = ? AND client = ? AND other = ?",
+            *(pair[name] for name in ("round", "client", "other")),
+        )
+
+    def _number(self, change: Change, client: ClientId) -> int:
+        new = change.new_clients
+        return new[client] if client in new else self._numbers[client]
+
+    def _count_update(self, change: Change, name: ClientId) -> dict[str, Any]:
+        """Return the row of a client that takes part, with one round more."""
+        row = self._client_row(name)
+        if row is None:
+            number = len(self._numbers) + len(change.new_clients) + 1
+            change.new_clients[name] = number
+            new = (number, name, "active", 1, None, None)
+            change.put("clients", *new)
+            return fields("clients", new)
+        row["num_updates"] += 1
+        change.replace("clients", row)
+        return row
 
     def _client_row(self, client: ClientId) -> dict[str, Any] | None:
         """Return a client's row, found by the number that only this writer gives."""
@@ -295,8 +299,3 @@ class LedgerWriter(LedgerReader):
             yield
         except OSError as error:
             raise explain(error, self.path, what) from None
-
-
-def _summed(update: Flat, recorded: RecordedRound) -> Flat:
-    """Return what the sums of a ledger without rounds take of an update."""
-    return deviation(update, recorded.step, alone=len(recorded.updates) == 1)

@@ -57,13 +57,14 @@ from fastfedul.integrations.flower_rounds import (
     RoundSettings,
     Sent,
     expected_step,
+    local_training,
     make_round,
     sort_replies,
 )
 from fastfedul.integrations.flower_run import Answering, RecordedRun
 from fastfedul.integrations.flower_strategies import aggregation_of
 from fastfedul.params import Params, norm
-from fastfedul.records import ClientId, KeepUse, Model, StorageDtype
+from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
 from fastfedul.signing import SigningKey, find_key
 from fastfedul.unlearn.fast_fedul import FastFedUL
 
@@ -104,12 +105,15 @@ class Recorded(Strategy):
             partition, else the name of `flwr supernode register --name`. `claimed`:
             what the client says, if you trust it. Or a function of Flower's NodeInfo.
         keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
-            two vectors per client and no rounds.
+            one vector per client, a few differences of two, and no rounds.
         keep_use: `store`: all updates count. `aggregate`: only those that are kept.
         store: How updates are stored: `float32`, `bfloat16`, `float16` or `int8`.
         budget: Bytes that a new ledger may take; it drops the oldest updates first.
         aggregation: What the strategy computes, if it has an `aggregate_train` of its
             own; every round is checked against it.
+        local: How clients train, where the server's messages do not say so. `lr`,
+            `momentum`, `batch-size` and `local-epochs` in the train config win. Without
+            all four, forgetting takes a usual value and says so.
         min_clients: Usable updates that a round needs.
         max_repeats: How often a round with too few is tried again before it fails.
         max_norm_ratio: An update this many times larger than the round's median is
@@ -135,6 +139,7 @@ class Recorded(Strategy):
         store: StorageDtype = "float32",
         budget: int | None = None,
         aggregation: str | None = None,
+        local: LocalSGD | None = None,
         min_clients: int = 1,
         max_repeats: int = 3,
         max_norm_ratio: float = 1000.0,
@@ -164,6 +169,8 @@ class Recorded(Strategy):
         path = Path(ledger).absolute()
         self._strategy = strategy
         self._max_repeats = max_repeats
+        self._local = local
+        self._trained: LocalSGD | None = local
         self._limits = {
             n: getattr(strategy, n) for n in _LIMITS if hasattr(strategy, n)
         }
@@ -262,6 +269,7 @@ class Recorded(Strategy):
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
+        self._trained = local_training((m for m, _ in self._sent), self._local)
         self._any_sent = True
         return [message for message, _ in self._sent]
 
@@ -294,7 +302,9 @@ class Recorded(Strategy):
                 f"round {number} brought {len(usable)} usable updates and needs "
                 f"{self._settings.min_clients}; see {self._run.failures}"
             )
-        round_ = make_round(self._run.num_rounds, usable, before, self._settings)
+        round_ = make_round(
+            self._run.num_rounds, usable, before, self._settings, self._trained
+        )
         messages = [own.message for own in usable]
         result, metrics = self._strategy.aggregate_train(number, messages)
         step = expected_step(round_, self._settings)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -25,6 +26,7 @@ from fastfedul.records import (
     ClientId,
     ClientUpdate,
     KeepUse,
+    LocalSGD,
     Model,
     Round,
     StorageDtype,
@@ -32,6 +34,14 @@ from fastfedul.records import (
 
 Sent = Sequence[tuple[Message, ClientId]]
 """The messages of a round, and to whom."""
+
+_LOCAL_KEYS = {
+    "lr": "lr",
+    "momentum": "momentum",
+    "batch-size": "batch_size",
+    "local-epochs": "epochs",
+}
+"""Keys of a config record that say how to train, as Flower's examples name them."""
 
 Problems = Sequence[tuple[ClientId, str]]
 """Who could not take part in a round, and why."""
@@ -141,8 +151,43 @@ def sort_replies(
     return [r for r in usable if r.client not in excluded], sorted(problems)
 
 
+def local_training(
+    messages: Iterable[Message], usual: LocalSGD | None
+) -> LocalSGD | None:
+    """Return how clients are told to train; None if the server does not tell them all.
+
+    Only what the server itself sends counts, never what a client says.
+
+    Args:
+        messages: The messages that ask for training.
+        usual: What holds where a message says nothing of it.
+
+    Raises:
+        InvalidInputError: If a learning rate, momentum, batch size or number of epochs
+            makes no sense.
+    """
+    told: set[LocalSGD | None] = set()
+    for message in messages:
+        found: dict[str, Any] = {}
+        for record in message.content.config_records.values():
+            for key, name in _LOCAL_KEYS.items():
+                value = record.get(key)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    found[name] = value
+        if usual is not None:
+            told.add(replace(usual, **found))
+        else:
+            whole = len(found) == len(_LOCAL_KEYS)
+            told.add(LocalSGD(**found) if whole else None)
+    return told.pop() if len(told) == 1 else None
+
+
 def make_round(
-    index: int, usable: Sequence[Received], before: Model, settings: RoundSettings
+    index: int,
+    usable: Sequence[Received],
+    before: Model,
+    settings: RoundSettings,
+    trained: LocalSGD | None = None,
 ) -> Round:
     """Return the round as the ledger records it."""
     total = sum(own.weight for own in usable)
@@ -151,7 +196,7 @@ def make_round(
         ClientUpdate(own.client, own.weight / total, Params(layout, own.delta))
         for own in usable
     )
-    round_ = settings.keep(Round(index, updates))
+    round_ = settings.keep(Round(index, updates, local=trained))
     if not before.buffers:
         return round_
     local = [own.buffers for own in usable]

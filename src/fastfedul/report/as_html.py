@@ -9,8 +9,8 @@ from pathlib import Path
 from fastfedul.errors import InvalidInputError
 from fastfedul.report.charts import draw_angles, draw_bars, draw_rounds
 from fastfedul.report.content import NOW, RETRAINED, ExampleImages, Report, find_row
-from fastfedul.report.damping_chart import draw_sweep
 from fastfedul.report.heat_map import MAX_CLIENTS, draw_contributions
+from fastfedul.report.held_back_chart import draw_held_back
 from fastfedul.report.page_style import STYLE
 from fastfedul.report.page_tables import (
     escape,
@@ -136,14 +136,14 @@ def _more_figures(report: Report) -> list[str]:
             said += f" ({MAX_CLIENTS} of {len(shown.clients):,} clients are shown)"
         chart = draw_contributions(shown, report.forgotten)
         figures.append(_figure("Who contributed how much when", chart, f"{said}."))
-    if report.sweep:
+    if any(kept is not None for _, kept in report.removed_by_layer):
         said = (
-            "Damping allows for what the other clients' training has already pulled "
-            "back: the more of it, the less is taken out; the best choice comes "
-            "closest to the retrained model."
+            "Training with the others had already pulled part of the client's "
+            "influence back. The server removes the rest (green) and holds back what "
+            "is gone already (grey), layer by layer."
         )
-        chart = draw_sweep(report.sweep, report.rows)
-        figures.append(_figure("How strongly to damp", chart, said))
+        chart = draw_held_back(report.removed_by_layer)
+        figures.append(_figure("What was removed where", chart, said))
     if report.unit_angles:
         said = (
             "For every output of the model, the angle between its weights and those of "

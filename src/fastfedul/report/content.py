@@ -73,15 +73,6 @@ class RoundPoint:
     backdoor: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """How the cleaned model does with one strength of damping."""
-
-    damping: float
-    main: float
-    backdoor: float | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Contributions:
     """Who contributed how much when.
@@ -144,7 +135,8 @@ class Report:
         forgotten: Who was forgotten after how many rounds.
         unit_angles: Per method, the angle in degrees of every output unit's weights to
             those of the retrained model.
-        sweep: The same removal with several strengths of damping.
+        removed_by_layer: Per array of the model, the part of the difference that was
+            removed; None where there was nothing to remove.
         contributions: Who contributed how much when.
         examples: Poisoned images.
         settings: Names and values of the settings of the run.
@@ -158,7 +150,7 @@ class Report:
     rounds: tuple[RoundPoint, ...] = ()
     forgotten: tuple[tuple[int, str], ...] = ()
     unit_angles: Mapping[str, Floats] = field(default_factory=dict)
-    sweep: tuple[SweepPoint, ...] = ()
+    removed_by_layer: tuple[tuple[str, float | None], ...] = ()
     contributions: Contributions | None = None
     examples: ExampleImages | None = None
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.report.content import RoundPoint, SweepPoint
+from fastfedul.report.content import RoundPoint
 from fastfedul.report.wording import tidy
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def use_whole_numbers(axis: Axis, most: int = 8) -> None:
 def plot_shares(
     axes: Axes,
     at: Sequence[float],
-    points: Sequence[RoundPoint] | Sequence[SweepPoint],
+    points: Sequence[RoundPoint],
     *,
     markers: tuple[str, str] = ("", ""),
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK, VERMILLION
 from fastfedul.report.wording import show_bytes
 from fastfedul.reproduction.columns import Group, find, papers_time, show_percent
-from fastfedul.reproduction.experiments import FAST
+from fastfedul.reproduction.experiments import PAPER
 from fastfedul.reproduction.plot_style import (
     BACKDOOR,
     MAIN,
@@ -163,7 +163,7 @@ def _tell_missing(axes: Axes, group: Group) -> None:
             axes.text(
                 0.02,
                 place - _BAR / 2,
-                "refused" if line.refused else "no result yet",
+                "refused" if line.refused else "not run yet",
                 transform=axes.get_yaxis_transform(),
                 va="center",
                 fontsize=_SMALL,
@@ -187,7 +187,7 @@ def _add_log_bars(
 
 def _add_papers_times(axes: Axes, group: Group) -> list[float]:
     """Mark the paper's ratios from our time of Fast-FedUL on, and return the times."""
-    base = find(FAST.label, group)
+    base = find(PAPER.label, group)
     if base is None or not base.seconds:
         return []
     ratios = [(place, papers_time(line)) for place, line in enumerate(group)]
@@ -200,7 +200,7 @@ def _add_papers_times(axes: Axes, group: Group) -> list[float]:
             "D",
             color=INK,
             markerfacecolor="white",
-            label="paper: ratio to fast-fedul",
+            label=f"paper: ratio to {PAPER.label}",
         )
     return times
 

@@ -1,9 +1,13 @@
-"""A cell of a table: one method on one run, and the file that keeps its result."""
+"""A cell of a table: one method on one run, and the files that keep the results."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +21,7 @@ BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
 """Raised when a change makes results that were kept wrong."""
 
-Kind = Literal["model", "iterations", "curve", "validated"]
+Kind = Literal["model", "iterations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,10 @@ class Cell:
     Attributes:
         run: The options of the run.
         method: `before`, `retrained`, or the name of a method.
-        settings: Its settings where they are not the usual ones.
-        kind: `model` measures the cleaned model; `iterations` the model after each
-            round of Fast-FedUL's trace; `curve` the models of several values of a
-            setting; `validated` the model that the server's own images choose.
-        leavers: How many leave where nobody attacks.
+        settings: The method's settings where they are not the usual ones.
+        kind: `model` measures the cleaned model; `iterations` measures the model after
+            each round of the trace of the paper's method.
+        leavers: How many clients leave where nobody attacks.
     """
 
     run: RunConfig
@@ -54,7 +57,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The name of the file that keeps the result."""
+        """The digest of the facts, by which the result is found."""
         return _digest(self.facts)
 
 
@@ -70,44 +73,125 @@ def run_key(run: RunConfig) -> str:
     return _digest(run_facts(run))
 
 
-@dataclass(frozen=True, slots=True)
-class CellStore:
-    """Results of cells in a folder, a file each; a file is whole or not there."""
+Record = dict[str, Any]
+"""A line of a file: a key, the facts of the cell and its result."""
 
-    folder: Path
+
+class CellStore:
+    """Results of cells in a folder: a file for each data set, a line for each cell.
+
+    A result is on the disk when `write` returns. A process that is killed while it
+    writes leaves at most a torn last line, which is ignored and overwritten. Several
+    processes may write to one folder: each locks it for the moment of a change.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder of results; it need not be there yet."""
+        self.folder = folder
+        self._known: dict[Path, dict[str, Record]] = {}
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
-        """Return a result, or None if there is none.
+        """Return a result, or None if there was none when its file was opened.
 
         Raises:
-            FastFedULError: If the file is not what was written.
+            FastFedULError: If a line of the file is not what was written.
         """
-        path = self.path(cell)
-        try:
-            kept = json.loads(path.read_text("utf-8"))
-            if {name: kept[name] for name in cell.facts} == cell.facts:
-                result: dict[str, Any] = kept["result"]
-                return result
-        except FileNotFoundError:
+        record = self._opened(self.path(cell)).get(cell.key)
+        if record is None:
             return None
-        except (ValueError, KeyError, TypeError):
-            pass
-        raise FastFedULError(f"{path} is damaged; delete it to compute it again")
+        result: dict[str, Any] = record["result"]
+        return result
 
     def write(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        """Keep a result."""
-        text = json.dumps({**cell.facts, "result": result}, indent=1, sort_keys=True)
-        path = self.path(cell)
+        """Append a result to the file of its data set."""
+        path, record = self.path(cell), {"key": cell.key, **cell.facts}
+        line = _to_line({**record, "result": result})
+        known = self._opened(path)
+        with self._changing(path):
+            _append(path, line.encode("ascii"))
+        known[cell.key] = json.loads(line)
+
+    def sort(self) -> None:
+        """Rewrite each file that was opened: sorted by key, every key once."""
+        for path in self._known:
+            if not path.is_file():
+                continue
+            with self._changing(path):
+                # Another process may have appended lines since this one looked.
+                records = _read(path)
+                text = "".join(_to_line(records[key]) for key in sorted(records))
+                if path.read_text("utf-8") != text:
+                    write_whole(path, text)
+            self._known[path] = records
+
+    def path(self, cell: Cell) -> Path:
+        """Return the file that keeps a cell's result."""
+        return self.folder / f"{Path(cell.run.data).stem}.jsonl"
+
+    def _opened(self, path: Path) -> dict[str, Record]:
+        if path not in self._known:
+            self._known[path] = _read(path)
+        return self._known[path]
+
+    @contextmanager
+    def _changing(self, path: Path) -> Iterator[None]:
+        """Lock the folder while one of its files is changed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text + "\n")
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
         except OSError as error:
             reason = error.strerror or str(error)
             raise FastFedULError(f"cannot write {path}: {reason}") from None
 
-    def path(self, cell: Cell) -> Path:
-        """Return where a cell's result is kept."""
-        return self.folder / f"{cell.key}.json"
+
+def _read(path: Path) -> dict[str, Record]:
+    """Return the records of a file by key; of two with one key the later one."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FastFedULError(f"cannot read {path}: {reason}") from None
+    # What stands behind the last line break is a torn line, or nothing.
+    lines = content.split(b"\n")[:-1]
+    return dict(_checked(path, number, line) for number, line in enumerate(lines, 1))
+
+
+def _checked(path: Path, number: int, line: bytes) -> tuple[str, Record]:
+    try:
+        record = json.loads(line)
+        facts = {k: v for k, v in record.items() if k not in ("key", "result")}
+        if record["key"] == _digest(facts) and isinstance(record["result"], dict):
+            return record["key"], record
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise FastFedULError(
+        f"line {number} of {path} is damaged; delete the line to compute it again"
+    )
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line by a single write, in place of a torn one if there is one."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _to_line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record) + "\n"
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastfedul.evaluate.intervals import Interval, Mean
 from fastfedul.report.wording import NOTHING, show_bytes, show_count, show_seconds
 from fastfedul.reproduction import paper
-from fastfedul.reproduction.experiments import ERASER, FAST, FAST_ALL
+from fastfedul.reproduction.experiments import ERASER, PAPER, PAPER_ALL
 from fastfedul.reproduction.summary import WIDE_DEGREES, Summary
 
 Group = Sequence[Summary]
@@ -50,7 +50,7 @@ def line_of(columns: Sequence[Column], line: Summary, group: Group) -> list[str]
     seeds = columns.index(_SEEDS) + 1
     if line.num_measured:
         return [column.show(line, group) for column in columns]
-    said = f"refused: {line.refused}" if line.refused else "no result yet"
+    said = f"refused: {line.refused}" if line.refused else "not run yet"
     named = [column.show(line, group) for column in columns[:seeds]]
     kept = [c.show(line, group) if c in _FROM_PAPER else "" for c in columns[seeds:]]
     return [*named, said, *kept[1:]]
@@ -103,7 +103,7 @@ def ratio_of(value: float | None, base: float | None) -> float | None:
 
 
 def papers_time(line: Summary) -> float | None:
-    """Return the paper's time as a multiple of Fast-FedUL's, for its data sets."""
+    """Return the paper's time as a multiple of its Fast-FedUL's, for its data sets."""
     known = line.data in paper.MAIN_TABLES.get(line.attack, {})
     return paper.TIMES.get(line.label) if known else None
 
@@ -132,7 +132,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _time_ratio(line: Summary, group: Group) -> str:
-    base = find(FAST.label, group)
+    base = find(PAPER.label, group)
     return _times(ratio_of(line.seconds, base.seconds if base else None))
 
 
@@ -151,7 +151,7 @@ def _degrees(value: float | None) -> str:
 
 
 def _angle_ratio(line: Summary, group: Group) -> str:
-    base = find(FAST_ALL.label, group)
+    base = find(PAPER_ALL.label, group)
     return _times(
         ratio_of(line.mean_unit_angle, base.mean_unit_angle if base else None)
     )
@@ -161,7 +161,7 @@ def _papers_angle(line: Summary, _: Group) -> str:
     if line.data != "mnist":
         return NOTHING
     return {
-        FAST_ALL.label: f"mean below {paper.MEAN_ANGLE_BELOW:g}°",
+        PAPER_ALL.label: f"mean below {paper.MEAN_ANGLE_BELOW:g}°",
         "fast-fedul-2": f"{paper.SKEW_IGNORANT_ANGLE_RATIO:g} ×",
     }.get(line.label, NOTHING)
 
@@ -201,7 +201,7 @@ _COST = (
     _METHOD,
     _SEEDS,
     Column("time", lambda line, _: show_seconds(line.seconds)),
-    Column("time, fast-fedul = 1", _time_ratio),
+    Column(f"time, {PAPER.label} = 1", _time_ratio),
     Column("paper's time", lambda line, _: _times(papers_time(line))),
     Column("client calls", _calls),
     Column("peak memory", lambda line, _: _bytes(line.peak_bytes)),
@@ -217,7 +217,7 @@ _DEVIATION = (
         f"above {WIDE_DEGREES:g}°",
         lambda line, _: show_percent(line.wide_share),
     ),
-    Column("mean, fast-fedul all kept = 1", _angle_ratio),
+    Column(f"mean, {PAPER_ALL.label} = 1", _angle_ratio),
     Column("paper", _papers_angle),
 )
 _FROM_PAPER = (*_PAPER[:2], _COST[4], _DEVIATION[-1])

@@ -20,15 +20,19 @@ MAIN_POINTS = 2.0
 BACKDOOR_POINTS = 5.0
 
 ABOUT = (
-    f"C1, utility: main accuracy at most {MAIN_POINTS:g} points below retraining, in "
-    "the worst of the tables below with everybody in every round. C2, what the client "
-    "did to the others goes too: the backdoor works at most "
-    f"{BACKDOOR_POINTS:g} points more often than after retraining, likewise. C3, "
-    "chance: both hold also where only half of the clients are drawn for a round. C4, "
-    "privacy: needs no data at the server. C5, efficiency: asks no client to compute. "
-    "In brackets the measured points; after the stroke the paper's mark, as far as it "
-    "has one."
+    f"C1, utility: main accuracy is at most {MAIN_POINTS:g} points below retraining.",
+    f"C2, what the client did to the others goes too: the backdoor works at most "
+    f"{BACKDOOR_POINTS:g} points more often than after retraining.",
+    "Both are judged by the worst of the tables below in which every client takes part "
+    "in every round.",
+    "C3, chance: C1 and C2 hold also where the server draws only half of the clients "
+    "for a round.",
+    "C4, privacy: the method needs no data at the server.",
+    "C5, efficiency: the method asks no client to compute.",
+    "The measured points stand in brackets.",
+    "The paper's mark, where it has one, stands after the stroke.",
 )
+"""What each criterion means, sentence by sentence."""
 
 
 def criteria_table(summaries: Sequence[Summary]) -> str:

@@ -10,7 +10,6 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import STORAGE_DTYPES
 from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
 from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
-from fastfedul.reproduction.skew_cells import cells_of, combinations
 
 ATTACKS = ("edge-case", "pixel")
 HALF = "half of the clients a round"
@@ -54,16 +53,20 @@ RIVALS = tuple(
     Method(name, name)
     for name in ("federaser", "fedaccum", "cdp", "pga", "kd", "fedrecover")
 )
-FAST = Method("fast-fedul", "fast-fedul", {"keep": PAPERS_BUDGET})
-FAST_ALL = Method("fast-fedul, all kept", "fast-fedul")
+PAPER = Method("fast-fedul-paper", "fast-fedul-paper", {"keep": PAPERS_BUDGET})
+PAPER_ALL = Method("fast-fedul-paper, all kept", PAPER.name)
 VARIANTS = (
-    Method("fast-fedul-1", "fast-fedul", {"keep": "uniform:5"}),
+    Method("fast-fedul-1", PAPER.name, {"keep": "uniform:5"}),
     Method("fast-fedul-2", "fast-fedul-2"),
     Method("fast-fedul-3", "fast-fedul-3"),
 )
-FAST_USUAL = Method("fast-fedul, all kept, damping 0.07", FAST.name, {"damping": 0.07})
-FAST_AUTO = Method("fast-fedul-auto, all kept", "fast-fedul-auto")
-MAIN = (*REFERENCES, *RIVALS, FAST, FAST_ALL)
+PAPER_USUAL = Method(
+    "fast-fedul-paper, all kept, damping 0.07", PAPER.name, {"damping": 0.07}
+)
+DEFAULT = Method("fast-fedul", "fast-fedul")
+"""The method of `forget` with nothing set, on a ledger that kept everything."""
+
+MAIN = (*REFERENCES, *RIVALS, PAPER, PAPER_ALL)
 
 
 def lines_of(name: str, scale: Scale, num_seeds: int) -> list[Line]:
@@ -81,7 +84,7 @@ def _main_table(attack: str) -> Callable[[Scale, int], list[Line]]:
         return [
             _line(scale, attack, method, num_seeds, data=data)
             for data in data_sets(scale)
-            for method in (*MAIN, *_unchosen(scale, data), FAST_AUTO)
+            for method in (*MAIN, *_unchosen(scale, data), DEFAULT)
         ]
 
     return lines
@@ -89,11 +92,11 @@ def _main_table(attack: str) -> Callable[[Scale, int], list[Line]]:
 
 def _unchosen(scale: Scale, data: str) -> tuple[Method, ...]:
     """Return the paper's damping where another one was chosen."""
-    return (FAST_USUAL,) if FAST.name in setting_of(scale, data).methods else ()
+    return (PAPER_USUAL,) if PAPER.name in setting_of(scale, data).methods else ()
 
 
 def _non_iid(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, *RIVALS, FAST_ALL)
+    methods = (*REFERENCES, *RIVALS, PAPER_ALL, DEFAULT)
     levels = (1, 4) if scale == "smoke" else (1, 2, 3, 4)
     attacks = ATTACKS[1:] if scale == "smoke" else ATTACKS
     return [
@@ -112,7 +115,7 @@ def _non_iid(scale: Scale, num_seeds: int) -> list[Line]:
 
 
 def _ablation(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, FAST, FAST_ALL, *VARIANTS)
+    methods = (*REFERENCES, PAPER, PAPER_ALL, *VARIANTS)
     return _on_first(scale, num_seeds, methods)
 
 
@@ -121,7 +124,7 @@ def _damping(scale: Scale, num_seeds: int) -> list[Line]:
     dampings = DAMPINGS[::3] if scale == "smoke" else DAMPINGS
     for attack in ATTACKS:
         for damping in dampings:
-            method = Method(f"{damping:g}", "fast-fedul", {"damping": damping})
+            method = Method(f"{damping:g}", PAPER.name, {"damping": damping})
             found.append(
                 _line(
                     scale,
@@ -137,7 +140,7 @@ def _damping(scale: Scale, num_seeds: int) -> list[Line]:
 
 def _deviation(scale: Scale, num_seeds: int) -> list[Line]:
     skew_ignorant = Method("fast-fedul-2", "fast-fedul-2")
-    return _on_first(scale, num_seeds, (*REFERENCES, FAST_ALL, skew_ignorant))
+    return _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL, skew_ignorant))
 
 
 def _cost(scale: Scale, num_seeds: int) -> list[Line]:
@@ -150,7 +153,7 @@ def _cost(scale: Scale, num_seeds: int) -> list[Line]:
 
 
 def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, *RIVALS, FAST_ALL, VARIANTS[1])
+    methods = (*REFERENCES, *RIVALS, PAPER_ALL, VARIANTS[1])
     half = [
         _line(scale, attack, method, num_seeds, half=True)
         for attack in ATTACKS
@@ -161,12 +164,12 @@ def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
 
 def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     budgets = (2, 5) if scale == "smoke" else (1, 2, 3, 5, 7, 9)
-    found = _on_first(scale, num_seeds, (*REFERENCES, FAST_ALL))
+    found = _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL))
     for attack in ATTACKS:
         for policy in ("optimal", "uniform", "top"):
             for budget in budgets:
                 keep = f"{policy}:{budget}"
-                method = Method(keep, "fast-fedul", {"keep": keep})
+                method = Method(keep, PAPER.name, {"keep": keep})
                 found.append(
                     _line(
                         scale,
@@ -179,17 +182,6 @@ def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     return found
 
 
-def _drawn(*, directions: bool) -> Callable[[Scale, int], list[Line]]:
-    def lines(scale: Scale, num_seeds: int) -> list[Line]:
-        return [
-            Line(one.data, one.attack, label, cells, one.name)
-            for one in combinations(scale)
-            for label, cells in cells_of(scale, one, num_seeds, directions=directions)
-        ]
-
-    return lines
-
-
 def _history(scale: Scale, num_seeds: int) -> list[Line]:
     """Return lines that differ in what the server keeps."""
     small = scale == "smoke"
@@ -198,7 +190,7 @@ def _history(scale: Scale, num_seeds: int) -> list[Line]:
     rivals = (Method(ERASER, "federaser", {"interval": 2}), Method("kd", "kd"))
     found = _on_first(scale, num_seeds, (*REFERENCES, *rivals))
     for attack in ATTACKS:
-        for skew, name in (("scalar", "fast-fedul"), ("coordinate", "fast-fedul-auto")):
+        for name in (PAPER.name, DEFAULT.name):
             for dtype in dtypes:
                 for budget in budgets:
                     settings: dict[str, Any] = {}
@@ -206,13 +198,14 @@ def _history(scale: Scale, num_seeds: int) -> list[Line]:
                         settings["store"] = dtype
                     if budget:
                         settings["keep"] = f"optimal:{budget}"
-                    method = Method(f"{skew}, {dtype}", name, settings)
+                    method = Method(f"{name}, {dtype}", name, settings)
                     found.append(
                         _line(scale, attack, method, num_seeds, parameter=budget)
                     )
-        for dtype in ("float32", "float16"):
+        for dtype in dtypes:
             settings = {"history": "sums", "store": dtype}
-            method = Method(f"coordinate, sums, {dtype}", "fast-fedul-auto", settings)
+            label = f"{DEFAULT.label}, sums, {dtype}"
+            method = Method(label, DEFAULT.name, settings)
             found.append(_line(scale, attack, method, num_seeds))
     return found
 
@@ -227,8 +220,6 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "cost": _cost,
     "sampling": _sampling,
     "criteria": _criteria,
-    "skew": _drawn(directions=False),
-    "direction": _drawn(directions=True),
     "history": _history,
 }
 """Name to a function of scale and number of seeds."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastfedul.report.drawing import FAINT, INK
 from fastfedul.reproduction.cells import BEFORE, RETRAINED
 from fastfedul.reproduction.columns import Group
+from fastfedul.reproduction.experiments import DEFAULT, PAPER
 from fastfedul.reproduction.plot_style import (
     BACKDOOR,
     COLOURS,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HEIGHT = 4.0
 _DODGE = 0.04
+_SUMS = f"{DEFAULT.name}, sums"
 _REFERENCES = {BEFORE: (FAINT, ":"), RETRAINED: (INK, "--")}
 
 
@@ -66,7 +68,7 @@ def draw_history(stem: str, title: str, group: Group) -> str:
     series: dict[str, list[Summary]] = {}
     for line in group:
         if line.stored_bytes:
-            name = "coordinate, sums" if ", sums" in line.label else line.label
+            name = _SUMS if ", sums" in line.label else line.label
             series.setdefault(name, []).append(line)
     across = [line for line in group if line.label in _REFERENCES]
 
@@ -91,14 +93,14 @@ def draw_history(stem: str, title: str, group: Group) -> str:
 
 
 def _history_look(method: str, methods: Sequence[str]) -> dict[str, Any]:
-    """Return a colour for each dtype, and dashes for the paper's damping."""
+    """Return a colour for each dtype, and dots for the paper's method."""
     kind, _, dtype = method.partition(", ")
     dtypes = list(dict.fromkeys(m.partition(", ")[2] for m in methods))
-    ours = kind in ("scalar", "coordinate")
+    ours = kind in (PAPER.name, DEFAULT.name)
     return {
         "color": COLOURS[dtypes.index(dtype) % len(COLOURS)] if ours else INK,
-        "linestyle": ":" if kind == "scalar" else "-",
-        "marker": {"scalar": "s", "coordinate": "o", "kd": "X"}.get(kind, "P"),
+        "linestyle": ":" if kind == PAPER.name else "-",
+        "marker": {PAPER.name: "s", DEFAULT.name: "o", "kd": "X"}.get(kind, "P"),
     }
 
 
@@ -114,7 +116,7 @@ def _make_logarithmic(axes: Axes) -> None:
 def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
     series: dict[str, list[Summary]] = {}
     for line in group:
-        if line.parameter is not None:
+        if line.parameter is not None and line.num_measured:
             series.setdefault(line.label.partition(":")[0], []).append(line)
     ticks = sorted({line.parameter for line in group if line.parameter is not None})
     across = [line for line in group if line.parameter is None]

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# The rest of Okabe and Ito's colours; the yellow is darker, to be seen on white.
+# The rest of Okabe and Ito's colours; the yellow is darker, to be seen on white, and a
+# brown stands in for their black, which is the colour of retraining.
 ORANGE, SKY, PURPLE, YELLOW = "#e69f00", "#56b4e9", "#cc79a7", "#b3a400"
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BROWN = "#7f4f24"
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BROWN)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MAIN, BACKDOOR = "main accuracy", "backdoor accuracy"
 WIDTH = 7.6
 """Of every plot, in inches."""

@@ -13,7 +13,7 @@ from fastfedul.reproduction.running import Say, compute
 from fastfedul.reproduction.settings import SCALES, Scale
 from fastfedul.reproduction.writing import write
 
-CELLS, RUNS = "cells", "runs"
+RESULTS, RUNS = "results", "runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Plan:
         tables: Lines of each table, by its name.
         cells: All of them, each once, runs together.
         num_done: How many have a result.
-        folder: Where everything goes.
+        folder: Where pages go, and runs while they are computed.
+        results: Where the results of cells are kept.
     """
 
     scale: Scale
@@ -33,6 +34,7 @@ class Plan:
     cells: tuple[Cell, ...]
     num_done: int
     folder: Path
+    results: Path
 
     @property
     def num_cells(self) -> int:
@@ -41,7 +43,13 @@ class Plan:
 
 
 def plan(
-    name: str, scale: str, num_seeds: int, folder: Path, *, only: str | None = None
+    name: str,
+    scale: str,
+    num_seeds: int,
+    folder: Path,
+    *,
+    results: Path | None = None,
+    only: str | None = None,
 ) -> Plan:
     """Return what a table needs, and how much of it is there.
 
@@ -49,7 +57,8 @@ def plan(
         name: Of a table, of several with commas, or `all`.
         scale: `smoke` or `standard`.
         num_seeds: Seeds 0 to this number less 1.
-        folder: Where results are kept.
+        folder: Where pages go.
+        results: Where the results of cells are kept; None for `results` below it.
         only: Leave out all other data sets.
     """
     if scale not in SCALES:
@@ -59,9 +68,10 @@ def plan(
     names = tuple(EXPERIMENTS) if name == "all" else tuple(name.split(","))
     tables = {one: _only(lines_of(one, scale, num_seeds), only) for one in names}
     cells = _together([c for lines in tables.values() for x in lines for c in x.cells])
-    store = CellStore(folder / CELLS)
+    results = results or folder / RESULTS
+    store = CellStore(results)
     num_done = sum(store.read(cell) is not None for cell in cells)
-    return Plan(scale, tables, cells, num_done, folder)
+    return Plan(scale, tables, cells, num_done, folder, results)
 
 
 def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Path, ...]:
@@ -75,7 +85,7 @@ def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Pat
         limit: Stop after so many runs.
     """
     folder = planned.folder
-    store = CellStore(folder / CELLS)
+    store = CellStore(planned.results)
     missing = [cell for cell in planned.cells if store.read(cell) is None]
     if limit is not None:
         runs = list(dict.fromkeys(run_key(cell.run) for cell in missing))[:limit]
@@ -83,6 +93,7 @@ def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Pat
     try:
         compute(missing, store, folder / RUNS, say)
     finally:
+        store.sort()
         written = [
             path
             for name, lines in planned.tables.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,6 @@ from fastfedul.comparing import (
     questions_of,
     retrained_model,
 )
-from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import NothingToPoisonError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
@@ -36,7 +35,7 @@ from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, CellStore, run
 from fastfedul.reproduction.memory import watched
 from fastfedul.reproduction.storing import stored_bytes
 from fastfedul.run_config import CONFIG, RunConfig
-from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.unlearn.fast_fedul import iterations
 from fastfedul.unlearn.protocol import (
     Unlearner,
     UnlearnRequest,
@@ -44,7 +43,7 @@ from fastfedul.unlearn.protocol import (
     measured,
 )
 from fastfedul.unlearn.removal import Removal
-from fastfedul.validating import ByValidation, Validation
+from fastfedul.unlearn.skews import PAPERS_DAMPING, Scalar
 
 Say = Callable[[str, int], None]
 """Told what is being done, and how many cells were finished by it."""
@@ -117,8 +116,6 @@ class _Bench:
         try:
             if cell.kind == "iterations":
                 return self._iterations(cell)
-            if cell.kind == "curve":
-                return self._curve(cell)
             return self._model(cell)
         except UnlearnRefusedError as error:
             return {"refused": str(error)}
@@ -153,50 +150,20 @@ class _Bench:
         }
 
     def _iterations(self, cell: Cell) -> dict[str, Any]:
-        method = FastFedUL(**cell.settings)
-        final = self._ledger.final
+        final, request = self._ledger.final, self._request(self._ledger)
         points = []
-        for number, params in enumerate(method.iterations(self._request(self._ledger))):
+        for number, params in enumerate(iterations(request, Scalar(**cell.settings))):
             self._say(f"{_name(cell.run)}: iteration {number}", 0)
             model = Model(params, final.buffers)
             points.append(score(self._prepared, self._workers, model))
         return {"main": [m for m, _ in points], "backdoor": [b for _, b in points]}
 
-    def _curve(self, cell: Cell) -> dict[str, Any]:
-        """Return the scores for each value of a setting, from one reading each."""
-        settings = dict(cell.settings)
-        values = settings.pop("values")
-        final, request = self._ledger.final, self._request(self._ledger)
-        if settings["skew"] == "scalar":
-            found: Iterable[Removal] = FastFedUL().sweep(request, values)
-        else:
-            # The recursion wants a spread of its own, which the sweep replaces.
-            usual: dict[str, Any] = {"spread": 0.0} if settings.get("recursion") else {}
-            found = FastFedUL(**settings, **usual).sweep_spreads(request, values)
-        points = [
-            score(self._prepared, self._workers, done.model(final)) for done in found
-        ]
-        return {
-            "values": values,
-            "main": [main for main, _ in points],
-            "backdoor": [backdoor for _, backdoor in points],
-        }
-
-    def _method(self, cell: Cell) -> Any:
-        if cell.kind == "validated":
-            return self._validated(cell.settings["tolerance"])
+    def _method(self, cell: Cell) -> Unlearner:
         own = {k: v for k, v in cell.settings.items() if k not in _OF_LEDGER}
-        found = find_methods([cell.method], self._prepared, 0.07, {cell.method: own})
-        return found[cell.method]
-
-    def _validated(self, tolerance: float) -> Unlearner:
-        server = self._prepared.server
-        images = Validation(
-            to_model_input(server.images),
-            server.labels,
-            self._prepared.trainer.predict,
+        found = find_methods(
+            [cell.method], self._prepared, PAPERS_DAMPING, {cell.method: own}
         )
-        return ByValidation(FastFedUL(), images, tolerance)
+        return found[cell.method]
 
     def _ledger_of(self, cell: Cell) -> LedgerReader:
         """Return the run's ledger as the cell wants it stored."""
@@ -305,5 +272,6 @@ def _counts(name: str, found: Proportion | None) -> dict[str, Any]:
 def _found(done: UnlearnResult) -> Mapping[str, Any]:
     if not isinstance(done, Removal):
         return {}
-    chosen = {} if done.choice is None else {"choice": asdict(done.choice)}
-    return {"coverage": done.coverage, **chosen}
+    skew = {"name": done.skew.name, **done.skew.settings()}
+    reaction = {} if done.reaction is None else {"reaction": asdict(done.reaction)}
+    return {"coverage": done.coverage, "skew": skew, **reaction}

@@ -114,7 +114,7 @@ _CIFAR10 = Setting(
     },
     {"edge-case": {"poison_ratio": 0.4, "attack_scale": 3.0}, "pixel": {}},
     {
-        "fast-fedul": {"damping": 0.1},
+        "fast-fedul-paper": {"damping": 0.1},
         "federaser": {**_EVERY_ROUND, "ratio": 1.0},
         "pga": {"distance_threshold": 8.0},
         "cdp": {"sparsity": 0.2},
@@ -135,7 +135,7 @@ _OCT = Setting(
     },
     {"edge-case": {"poison_ratio": 0.8}, "pixel": {}},
     {
-        "fast-fedul": {"damping": 0.15},
+        "fast-fedul-paper": {"damping": 0.15},
         "federaser": _EVERY_ROUND,
         "fedrecover": {**_EVERY_FIFTH, "warmup": 4},
     },

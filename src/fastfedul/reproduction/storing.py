@@ -1,4 +1,4 @@
-"""What a server must store so that a method could forget any client one day."""
+"""Bytes of history that a server must store so that a method can forget any client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fastfedul.history.codec import VALUE_BYTES, num_scales
 from fastfedul.history.ledger import Ledger
+from fastfedul.history.pairs import RESERVOIR
 from fastfedul.history.sampling import Keep
 from fastfedul.records import StorageDtype
 
@@ -26,13 +27,12 @@ def stored_bytes(method: str, settings: Mapping[str, Any], ledger: Ledger) -> in
         usual = "uniform:5" if method == "fast-fedul-1" else "all"
         budget = Keep.parse(settings.get("keep", usual)).budget
         kept = sum(n if budget is None else min(budget, n) for n in updates)
-        per_coordinate = method == "fast-fedul-auto"
-        sums = 2 * num_clients if per_coordinate else 0
         if settings.get("history") == "sums":
-            return (sums + 1) * _bytes_of(settings, ledger)
-        # The steps are needed as well, and running sums, where it takes them.
-        stored = (kept + len(rounds)) * _bytes_of(settings, ledger)
-        return stored + sums * ledger.settings.layout.size * _FLOAT32
+            offered = sum(min(RESERVOIR, n * (n - 1) // 2) for n in updates)
+            pairs = min(RESERVOIR, offered) * _bytes_of(settings, ledger)
+            return num_clients * ledger.settings.layout.size * _FLOAT32 + pairs
+        # The steps are needed as well.
+        return (kept + len(rounds)) * _bytes_of(settings, ledger)
     elif method in ("federaser", "fedaccum"):
         vectors = sum(updates[:: settings.get("interval", 2)])
     elif method == "fedrecover":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from fastfedul.report.wording import tidy
@@ -12,7 +13,7 @@ from fastfedul.reproduction.criteria import ABOUT, criteria_table
 from fastfedul.reproduction.settings import Scale
 from fastfedul.reproduction.summary import MEANS, WIDE_DEGREES, Summary, by_table
 
-_ABOUT: Mapping[str, tuple[str, str]] = {
+_ABOUT: Mapping[str, tuple[str, ...]] = {
     "edge-case": (
         "Edge-case backdoor",
         "Main accuracy and success of the edge-case backdoor, before and after every "
@@ -25,56 +26,62 @@ _ABOUT: Mapping[str, tuple[str, str]] = {
     ),
     "non-iid": (
         "Skewed data",
-        "Main and backdoor accuracy as the clients' data differ more and more: level 1 "
-        "is an even split.",
+        "Main and backdoor accuracy as the clients' data differ more and more.",
+        "Level 1 is an even split.",
     ),
     "ablation": (
         "Variants of Fast-FedUL",
-        "What each part of Fast-FedUL is good for: fast-fedul-1, -2 and -3 leave one "
-        "out.",
+        "The worth of each part of the paper's Fast-FedUL: fast-fedul-1, -2 and -3 "
+        "leave one part out.",
     ),
     "damping": (
         "Damping",
-        "Main and backdoor accuracy after the last unlearning iteration, for each "
-        "damping; the plots show all iterations.",
+        "Main and backdoor accuracy after the last unlearning iteration of the paper's "
+        "Fast-FedUL, for each damping.",
+        "The plots show all iterations.",
     ),
     "deviation": (
         "Distance from retraining",
-        "Angles between the last layer's output units and those of the retrained "
-        "model, all seeds together.",
+        "Angles between the output units of the last layer and the same units of the "
+        "retrained model, over all seeds.",
     ),
     "cost": (
         "Cost of forgetting",
-        "Time, client calls, memory and history that forgetting takes. History stored "
-        "is what a server must keep to be able to forget anybody.",
+        "Time, client calls, memory and history that forgetting takes.",
+        "The column `history stored` counts the bytes that a server must keep to be "
+        "able to forget anybody.",
     ),
     "criteria": (
         "The paper's criteria",
-        "What each method fulfils of what the paper asks for.",
+        "Which of the paper's five criteria each method fulfils.",
     ),
     "history": (
         "A history that stays small",
         "Main and backdoor accuracy against the bytes of history that the server "
-        "keeps: all or some of the updates of a round in several storage dtypes, with "
-        "the steps in the same, or sums per client alone. `scalar` is the paper's "
-        "damping, `coordinate` ours.",
+        "keeps.",
+        "The server keeps all or some of the updates of a round in several storage "
+        "dtypes, and the steps in the same dtype.",
+        "Or it keeps sums: a float32 sum per client, and a few pairs of updates in the "
+        "dtype named.",
     ),
     "sampling": (
         "Keeping fewer updates",
-        "Main and backdoor accuracy of Fast-FedUL when the server keeps only some of "
-        "the updates of a round.",
+        "Main and backdoor accuracy of the paper's Fast-FedUL when the server keeps "
+        "only some of the updates of a round.",
     ),
 }
 _PLAIN = ("cost", "deviation")
 _COMPARED = ("edge-case", "pixel", "ablation")
 _RETINA = (
-    "The retinal subset stands in for OCTMNIST, which is what the paper used: other "
-    "images, so the paper's figures are beside it for orientation only."
+    "The retinal subset stands in for OCTMNIST, the data set of the paper.",
+    "Its images are others, so the paper's figures are there for orientation only.",
 )
 _CDP = (
     "`cdp` (class-discriminative pruning) removes the attack's label as a class, not "
-    "a client."
+    "a client.",
 )
+_WIDTH = 118
+"""The longest line outside tables, in characters."""
 
 
 def to_csv(summaries: Sequence[Summary]) -> str:
@@ -101,10 +108,10 @@ def to_markdown(
         summaries: The lines, in their order.
         pictures: Files beside the page to be shown in it.
     """
-    title, about = _ABOUT[name]
-    parts = [f"# {title}", _introduction(about, name, scale, summaries)]
+    title, *about = _ABOUT[name]
+    parts = [f"# {title}", prose(_introduction(about, name, scale, summaries))]
     if name == "criteria":
-        parts += [ABOUT, criteria_table(summaries)]
+        parts += [prose(ABOUT), criteria_table(summaries)]
     for lines in by_table(summaries).values():
         parts += _section(name, lines)
     for file in pictures:
@@ -113,36 +120,54 @@ def to_markdown(
     return "\n\n".join(parts).replace("\u00a0", " ") + "\n"
 
 
+def prose(sentences: Sequence[str]) -> str:
+    """Return a paragraph of Markdown with a line for each sentence, none too long."""
+    return "\n".join(line for text in sentences for line in _wrapped(text))
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _introduction(
-    about: str, name: str, scale: Scale, summaries: Sequence[Summary]
-) -> str:
+    about: Sequence[str], name: str, scale: Scale, summaries: Sequence[Summary]
+) -> list[str]:
     num_seeds = max((line.seeds_wanted for line in summaries), default=1)
     command = (
         f"fastfedul reproduce {name} --scale {scale} --seeds {num_seeds} --out DIR"
     )
-    said = [about, f"`{command}` gives this page."]
-    said.append(_means(num_seeds) if name in _PLAIN else _intervals(num_seeds))
+    said = [*about, f"`{command}` writes this page."]
+    said += _means(num_seeds) if name in _PLAIN else _intervals(num_seeds)
     if scale == "smoke":
         said.append("Runs of this scale are small, and the paper has none like them.")
     if name in _COMPARED and any(line.paper for line in summaries):
         said.append("A difference is ours minus the paper's, in points of a hundred.")
-    return " ".join(said)
+    if any(not line.seeds_done for line in summaries):
+        said.append("Some lines have no results yet and say so.")
+    return said
 
 
-def _means(num_seeds: int) -> str:
+def _means(num_seeds: int) -> list[str]:
     if num_seeds == 1:
-        return "There is one seed."
-    return f"Figures are those of {num_seeds} seeds together, without intervals."
+        return ["There is one seed."]
+    return [f"Figures are means over {num_seeds} seeds, without intervals."]
 
 
-def _intervals(num_seeds: int) -> str:
+def _intervals(num_seeds: int) -> list[str]:
     if num_seeds == 1:
-        return "There is one seed, so there are no intervals."
-    return (
+        return ["There is one seed, so there are no intervals."]
+    return [
         f"A figure is the mean over {num_seeds} seeds with its 95 % interval "
-        "(Student's t, cut at 0 and 100 %); a single seed has no interval. Counts are "
-        "those of all seeds together."
-    )
+        "(Student's t, cut at 0 and 100 %).",
+        "A single seed has no interval.",
+        "Counts are sums over all seeds.",
+    ]
 
 
 def _section(name: str, group: Group) -> list[str]:
@@ -169,9 +194,9 @@ def _row(cells: Sequence[str]) -> str:
 def _notes(group: Group) -> list[str]:
     notes = []
     if any(line.method == "cdp" for line in group):
-        notes.append(_CDP)
+        notes.append(prose(_CDP))
     if any(line.source == "oct-retina-subset" for line in group):
-        notes.append(_RETINA)
+        notes.append(prose(_RETINA))
     partly = [line for line in group if line.num_refused and line.num_measured]
     said = [
         f"{line.label} refused {line.num_refused} of {line.seeds_wanted} seeds: "
@@ -179,8 +204,9 @@ def _notes(group: Group) -> list[str]:
         for line in partly
     ]
     said += [f"{line.label}: {text}" for line in group for text in line.warnings]
-    if said:
-        notes.append("\n".join(f"- {tidy(' '.join(text.split()))}" for text in said))
+    points = [f"- {tidy(' '.join(text.split()))}" for text in said]
+    if points:
+        notes.append("\n".join("\n".join(_wrapped(text, "  ")) for text in points))
     return notes
 
 

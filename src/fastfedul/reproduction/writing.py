@@ -14,14 +14,10 @@ from fastfedul.reproduction.experiments import Line
 from fastfedul.reproduction.plot_style import can_plot
 from fastfedul.reproduction.plots import plots_of
 from fastfedul.reproduction.settings import Scale
-from fastfedul.reproduction.skew_page import skew_csv, skew_json, skew_markdown
-from fastfedul.reproduction.skew_plots import skew_plots
-from fastfedul.reproduction.skew_summary import impossible, judge
 from fastfedul.reproduction.summary import Summary, summarize
 from fastfedul.reproduction.tables import to_csv, to_markdown
 from fastfedul.whole_files import write_whole
 
-OURS = ("skew", "direction")
 _NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
 
 
@@ -39,10 +35,7 @@ def write(
     Raises:
         InvalidInputError: If a file cannot be written.
     """
-    if name in OURS:
-        texts = _skew_files(name, scale, lines, store)
-    else:
-        texts = _files(name, scale, summarize(lines, store))
+    texts = _files(name, scale, summarize(lines, store))
     for file, text in texts.items():
         _write(out / file, text)
     return tuple(out / file for file in texts)
@@ -56,23 +49,6 @@ def _files(name: str, scale: Scale, summaries: Sequence[Summary]) -> dict[str, s
         f"{name}.md": page if can_plot() else page + _NO_PLOTS,
         f"{name}.csv": to_csv(summaries),
         f"{name}.json": to_json(name, scale, summaries),
-        **pictures,
-    }
-
-
-def _skew_files(
-    name: str, scale: Scale, lines: Sequence[Line], store: CellStore
-) -> dict[str, str]:
-    runs = judge(lines, store)
-    num_seeds = max(len(line.cells) for line in lines)
-    plots = skew_plots(name, runs) if can_plot() else {}
-    pictures = {f"{stem}.svg": text for stem, text in plots.items()}
-    left_out = impossible(lines, store)
-    page = skew_markdown(name, scale, num_seeds, runs, left_out, tuple(pictures))
-    return {
-        f"{name}.md": page if can_plot() else page + _NO_PLOTS,
-        f"{name}.csv": skew_csv(runs),
-        f"{name}.json": skew_json(name, scale, num_seeds, runs),
         **pictures,
     }
 

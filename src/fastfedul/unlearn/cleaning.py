@@ -19,17 +19,18 @@ class CleanedStep:
         index: Number of the round.
         refs: The step, then the updates that are taken out.
         factors: Their factors.
-        before: Share of the original participants that was left before the request.
         left: Share that stays; 0 if nobody does.
         num_left: How many clients stay.
+        exact: Whether the leavers are wholly out of the step: every update of theirs
+            was kept. Of a sample they are out on average only.
     """
 
     index: int
     refs: tuple[VectorRef, ...]
     factors: tuple[float, ...]
-    before: float
     left: float
     num_left: int
+    exact: bool
 
 
 def cleaned_steps(
@@ -47,13 +48,16 @@ def cleaned_steps(
         if entry.state == "forgotten":
             for update in ledger.updates_of(name):
                 gone.setdefault(update.round, []).append(update)
-    return [_cleaned(round_, removal, gone.get(round_.index, [])) for round_ in rounds]
+    asked = removal.by_round()
+    return [
+        _cleaned(round_, asked.get(round_.index, []), gone.get(round_.index, []))
+        for round_ in rounds
+    ]
 
 
 def _cleaned(
-    round_: RoundEntry, removal: Leaving, earlier: Sequence[UpdateEntry]
+    round_: RoundEntry, asked: Sequence[UpdateEntry], earlier: Sequence[UpdateEntry]
 ) -> CleanedStep:
-    asked = [u for u in removal.asked if u.round == round_.index]
     gone = [*asked, *earlier]
     before = 1 - round_.removed_share - sum(update.share for update in earlier)
     of_step, of_updates = without(round_, gone)
@@ -67,7 +71,8 @@ def _cleaned(
             *(VectorRef(round_.index, u.client) for u, _ in kept),
         ),
         (of_step, *(factor for _, factor in kept)),
-        before,
         left if num_left > 0 else 0.0,
         num_left,
+        round_.use == "aggregate"
+        or all(u.kept and u.keep_probability == 1 for u in gone),
     )

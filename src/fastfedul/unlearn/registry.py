@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.history.sampling import Keep
 from fastfedul.history.views import KeptView
 from fastfedul.unlearn.cdp import CDP
-from fastfedul.unlearn.fast_fedul import PAPERS_DAMPING, PER_VALUE, FastFedUL, Skew
+from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.federaser import FedAccum, FedEraser
 from fastfedul.unlearn.fedrecover import FedRecover
 from fastfedul.unlearn.kd import KD
+from fastfedul.unlearn.measured import Measured
 from fastfedul.unlearn.pga import PGA
 from fastfedul.unlearn.protocol import (
     Needs,
@@ -23,6 +24,13 @@ from fastfedul.unlearn.protocol import (
     UnlearnResult,
 )
 from fastfedul.unlearn.retrain import Retrain
+from fastfedul.unlearn.skews import (
+    PAPERS_DAMPING,
+    Kronecker,
+    NoSkew,
+    Scalar,
+    skew_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +69,22 @@ class OnSample:
 
 
 def _fast_fedul(
+    skew: str | None = None,
     damping: float = PAPERS_DAMPING,
-    skew: Skew = "scalar",
-    spread: float | None = None,
-    persistence: float = 1.0,
-    recursion: bool = False,
+    updates: int | Literal["all"] | None = None,
     keep: str = "all",
     keep_seed: int = 0,
 ) -> Unlearner:
-    """Return Fast-FedUL as in the paper, or with another skew.
+    """Return Fast-FedUL as `forget` uses it, or with another skew.
 
     Whoever compares wants to see also what a badly covered client comes to, so a
     sample is never refused.
     """
+    chosen: dict[str, object] = {"skew": skew, "damping": damping, "updates": updates}
     method = FastFedUL(
-        damping=None if skew in PER_VALUE else damping,
-        skew=skew,
-        spread=spread,
-        persistence=persistence,
-        recursion=recursion,
+        skew=None
+        if skew is None and updates is None
+        else skew_of({**chosen, "skew": skew or Kronecker.name}),
         minimum_coverage=0.2 if keep == "all" else 0,
     )
     if keep == "all":
@@ -88,35 +93,26 @@ def _fast_fedul(
     return OnSample(method=method, keep=policy)
 
 
-def _automatic(
-    spread: float | None = None,
-    persistence: float = 1.0,
-    keep: str = "all",
-    keep_seed: int = 0,
+def _papers(
+    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
 ) -> Unlearner:
-    """Return Fast-FedUL with a damping per coordinate that chooses itself."""
-    return _fast_fedul(
-        skew="coordinate",
-        spread=spread,
-        persistence=persistence,
-        keep=keep,
-        keep_seed=keep_seed,
-    )
+    """Return Fast-FedUL as in the paper."""
+    return _fast_fedul("scalar", damping, keep=keep, keep_seed=keep_seed)
 
 
 def _random_keeping(
     damping: float = PAPERS_DAMPING, keep: str = "uniform:5", keep_seed: int = 0
 ) -> Unlearner:
     # The paper keeps 5 updates a round.
-    return _fast_fedul(damping, keep=keep, keep_seed=keep_seed)
+    return _papers(damping, keep, keep_seed)
 
 
 def _no_skew() -> Unlearner:
-    return FastFedUL(damping=0)
+    return FastFedUL(skew=NoSkew())
 
 
 def _half_skew(damping: float = PAPERS_DAMPING) -> Unlearner:
-    return FastFedUL(damping=damping, damped="alternate")
+    return FastFedUL(skew=Scalar(damping, rounds="alternate"))
 
 
 METHODS: dict[str, Callable[..., Unlearner]] = {
@@ -128,19 +124,20 @@ METHODS: dict[str, Callable[..., Unlearner]] = {
     "kd": KD,
     "fedrecover": FedRecover,
     "fast-fedul": _fast_fedul,
-    "fast-fedul-auto": _automatic,
+    "fast-fedul-paper": _papers,
+    "fast-fedul-measured": Measured,
     "fast-fedul-1": _random_keeping,
     "fast-fedul-2": _no_skew,
     "fast-fedul-3": _half_skew,
 }
 """Name to a function of the settings that gives the method."""
 
-DAMPED = ("fast-fedul", "fast-fedul-1", "fast-fedul-3")
+DAMPED = ("fast-fedul-paper", "fast-fedul-1", "fast-fedul-3")
 """Methods that have a damping."""
 
 SERVER_ONLY = (
     "fast-fedul",
-    "fast-fedul-auto",
+    "fast-fedul-paper",
     "fast-fedul-1",
     "fast-fedul-2",
     "fast-fedul-3",

@@ -5,39 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fastfedul.errors import UnlearnRefusedError
 from fastfedul.params import Array, Params
 from fastfedul.records import ClientId, UpdateEntry
 from fastfedul.unlearn.bound import Bound
 from fastfedul.unlearn.protocol import UnlearnResult
+from fastfedul.unlearn.skews import Reaction, Skew
 from fastfedul.unlearn.tracing import Leaving
 
 WARN_BELOW_COVERAGE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A setting that was chosen, and the curve it was chosen from.
-
-    Attributes:
-        setting: What was chosen: `spread` or `damping`.
-        value: The value chosen, the least that keeps to the limit.
-        source: `history`, or `validation`.
-        measure: What the curve shows.
-        limit: What the measure must keep to.
-        curve: Pairs of a value of the setting and the measure there.
-        kept: Whether the limit could be kept to.
-    """
-
-    setting: Literal["spread", "damping"]
-    value: float
-    source: Literal["history", "validation"]
-    measure: str
-    limit: float
-    curve: tuple[tuple[float, float], ...]
-    kept: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +26,23 @@ class Removal(UnlearnResult):
         rounds: Rounds in which any of the clients took part.
         coverage: Part of their share in the model whose updates were kept, 0 to 1.
         coverage_by_client: The same for each client.
-        damping: The damping of each round; empty where it is not one
-            for all values.
         gamma_norms: How far each round would have gone elsewhere without them.
         standard_error: Of delta, from keeping only a sample of the updates; None if
             what is missing was not left out at random.
         bound: Distance to a retrained model under the assumptions of Theorem 1.
-        skew: How the others' reaction was taken into account.
-        spread: Strength of the damping by spread; None where it is one for all values.
-        choice: How the setting was chosen; None if the caller gave it.
+        skew: How the others' reaction was taken into account, settings filled in.
+        reaction: What the skew saw in the ledger; None for one that does not look.
     """
 
     delta: Params
     rounds: int
     coverage: float
     coverage_by_client: Mapping[ClientId, float]
-    damping: tuple[float, ...]
     gamma_norms: tuple[float, ...]
     standard_error: float | None
     bound: Bound
-    skew: Literal["scalar", "coordinate", "direction", "none"] = "scalar"
-    spread: float | None = None
-    choice: Choice | None = None
+    skew: Skew
+    reaction: Reaction | None
 
 
 def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
@@ -122,7 +94,8 @@ def standard_error(removal: Leaving, decay: Array) -> float | None:
         left = 1 - round_.removed_share - sum(update.share for update in gone)
         for update in updates:
             probability = update.keep_probability
-            if not update.kept and probability in (0.0, 1.0):
+            stored = update.kept or update.summed
+            if not stored and probability in (0.0, 1.0):
                 return None
             if probability < 1 and left > 0 and len(gone) < round_.num_updates:
                 spread = (1 - probability) / probability

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -50,11 +50,14 @@ class Traced:
         sums: For each row of factors, the sum over the rounds of factor times gamma.
         gamma_norms: How far each round would have gone elsewhere.
         bytes_read: Bytes of history read.
+        step_norms: Lengths of the steps without everybody who left, of the rounds in
+            which somebody of the request took part.
     """
 
     sums: Array
     gamma_norms: tuple[float, ...]
     bytes_read: int
+    step_norms: Mapping[int, float] = field(default_factory=dict)
 
 
 def leaving(
@@ -97,7 +100,7 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     if ledger.settings.history == "sums":
         raise UnlearnRefusedError(
             "this ledger keeps sums, not the steps and updates of rounds; forget with "
-            "skew coordinate and no recursion, which needs no more"
+            "skew kronecker, which needs no more"
         )
     if ledger.settings.aggregation == MEAN:
         return _by_combination(ledger, removal, decays)
@@ -142,14 +145,15 @@ def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     columns = [ref.round for ref in refs]
     combination = ledger.combine(refs, decays[:, columns] * np.array(factors), pairs)
     bytes_read = combination.bytes_read
+    step_norms: dict[int, float] = {}
     for round_, (terms, span) in zip(removal.rounds, spans, strict=True):
-        length = terms.norm(combination.products[span])
-        if length is None:
+        lengths = terms.norms(combination.products[span])
+        if lengths is None:
             alone = ledger.combine(*terms.combination(round_.index))
-            length = norm(alone.sums[0])
+            lengths = norm(alone.sums[0]), norm(alone.sums[1])
             bytes_read += alone.bytes_read
-        gamma_norms[round_.index] = length
-    return Traced(combination.sums, tuple(gamma_norms), bytes_read)
+        gamma_norms[round_.index], step_norms[round_.index] = lengths
+    return Traced(combination.sums, tuple(gamma_norms), bytes_read, step_norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,36 +161,39 @@ class _GammaTerms:
     """One round's gamma as a combination of its step and some of its updates.
 
     Attributes:
-        of_step: Factor of the step.
+        factors: Factors in gamma, then in the step without everybody who left: of
+            the round's step first, then of the updates.
         updates: The kept updates that count.
-        of_updates: Their factors.
         gram: Inner products as far as they are known, step first; NaN elsewhere.
         unknown: Which of them must be computed.
     """
 
-    of_step: float
+    factors: Array
     updates: tuple[UpdateEntry, ...]
-    of_updates: tuple[float, ...]
     gram: Array
     unknown: tuple[tuple[int, int], ...]
 
     def combination(self, index: int) -> tuple[list[VectorRef], Array]:
-        """Return the vectors of gamma and their factors."""
+        """Return the vectors of gamma and the cleaned step, and their factors."""
         refs = [VectorRef(index), *(VectorRef(index, u.client) for u in self.updates)]
-        return refs, np.array([[self.of_step, *self.of_updates]])
+        return refs, self.factors
 
-    def norm(self, products: Sequence[float]) -> float | None:
-        """Return the norm of gamma, given the products that were unknown.
+    def norms(self, products: Sequence[float]) -> tuple[float, float] | None:
+        """Return the norms of both, given the products that were unknown.
 
-        None if it is so small a difference of large numbers that these do not say it.
+        None if one is so small a difference of large numbers that these do not say it.
         """
         gram = self.gram.copy()
         for (i, j), product in zip(self.unknown, products, strict=True):
             gram[i, j] = gram[j, i] = product
-        factors = np.array([self.of_step, *self.of_updates])
-        parts = factors[:, None] * gram * factors
-        found = float(parts.sum())
-        return math.sqrt(found) if found > _TOLD * np.abs(parts).sum() else None
+        lengths = []
+        for factors in self.factors:
+            parts = factors[:, None] * gram * factors
+            found = float(parts.sum())
+            if not found > _TOLD * np.abs(parts).sum() and parts.any():
+                return None
+            lengths.append(math.sqrt(max(0.0, found)))
+        return lengths[0], lengths[1]
 
 
 def _gamma_terms(
@@ -198,22 +205,28 @@ def _gamma_terms(
     again = zip(after[len(asked) :], before, strict=True)
     differences = (*after[: len(asked)], *(a - b for a, b in again))
     kept = [
-        (update, factor)
-        for update, factor in zip((*asked, *earlier), differences, strict=True)
+        (update, factor, cleaned)
+        for update, factor, cleaned in zip(
+            (*asked, *earlier), differences, after, strict=True
+        )
         if update.kept
     ]
     size = 1 + len(kept)
     gram = np.full((size, size), np.nan)
     gram[0, 0] = round_.step_norm**2
-    for i, (update, _) in enumerate(kept, start=1):
+    for i, (update, _, _) in enumerate(kept, start=1):
         gram[i, i] = update.norm**2
         if update.step_product is not None:
             gram[0, i] = gram[i, 0] = update.step_product
     unknown = [(i, j) for i in range(size) for j in range(i + 1, size)]
     return _GammaTerms(
-        after_step - before_step,
-        tuple(update for update, _ in kept),
-        tuple(factor for _, factor in kept),
+        np.array(
+            [
+                [after_step - before_step, *(factor for _, factor, _ in kept)],
+                [after_step, *(cleaned for _, _, cleaned in kept)],
+            ]
+        ),
+        tuple(update for update, _, _ in kept),
         gram,
         tuple((i, j) for i, j in unknown if math.isnan(gram[i, j])),
     )

@@ -1,0 +1,1 @@
+"""Experiments behind the pages in docs/results; not part of the installed package."""

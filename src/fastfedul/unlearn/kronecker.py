@@ -1,0 +1,359 @@
+"""How much of a difference training would have pulled back, from the stayers' updates.
+
+Curvature decides how fast training pulls a difference back. For one layer, curvature is
+close to a Kronecker product, and both factors show in how the staying clients' updates
+differ; the leading directions cross layers and are the deviations themselves. With d
+the deviations, w their weights, g^2 the mean squared length of a step, T the rounds and
+b the pull of local training (`LocalSGD.pull`), what is left of a difference along a
+direction of variance v is
+
+    h(v; C) = (1 + C v sqrt(T b) / g)^(-3/4)
+
+1. For each array of two or more axes, as a matrix (first axis; all others),
+   L = sum w d d^T with eigenvalues l and R = sum w d^T d with eigenvalues m. In the two
+   eigenbases the difference is multiplied by h(l_i m_j / sum(l); C). An array of one
+   axis is multiplied value by value by h(sum w d^2; C).
+2. Along the eigenvectors of sum w d d^T over the whole model the result is replaced by
+   h(s; C_V) times the difference.
+
+docs/methods.md explains where the constants come from and where this fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.history.streaming import one_thread_per_caller
+from fastfedul.params import Array, Flat, Layout, Slot, dot
+from fastfedul.rng import stream
+from fastfedul.unlearn.deviations import Deviations
+
+STRENGTH = 140.0
+"""C, the constant of single layers; fitted on development runs, without a unit."""
+
+STRENGTH_ALONG = 420.0
+"""C_V, the constant along the deviations; fitted on the same runs."""
+
+POWER = 0.75
+UNKNOWN_PULL = 90.7
+"""b where local training is not known; fits lr .05, momentum .5, batches of 32."""
+
+MAX_ROWS = 512
+"""Beyond so many rows, rows are added up in so many groups with random signs."""
+
+EXACT_SIDE = 1_000
+"""A longer side of a matrix gets its leading eigenvectors alone."""
+
+RANK = 64
+"""Leading eigenvectors of a longer side; the rest of its spectrum is taken as flat."""
+
+_OVERSAMPLED = 16
+LEAST = 1e-5
+"""Smallest eigenvalue along the deviations that counts, relative to the largest."""
+
+LEAST_IN_INT8 = 1e-3
+"""The same where updates are stored in 8 bits, whose rounding scatters them as well."""
+
+_KEPT_BYTES = 64 << 20
+"""Rows that take no more than this stay in memory, and are read once and not twice."""
+
+_MANY_VALUES = 2_000_000
+_VALUES_AT_ONCE = 1 << 18
+"""Small arrays that lie side by side are read together up to so many values."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What is left of a difference, and what that rests on.
+
+    Attributes:
+        difference: The part of the difference that training would not have undone.
+        num_updates: Updates, or pairs of updates, that were used.
+        num_directions: Directions along which they differ.
+        removed_by_layer: Part of the difference that is not held back, by name of the
+            array; None where there was no difference.
+    """
+
+    difference: Flat
+    num_updates: int
+    num_directions: int
+    removed_by_layer: tuple[tuple[str, float | None], ...]
+
+
+def hold_back(
+    difference: Flat,
+    deviations: Deviations,
+    layout: Layout,
+    scale: float,
+    seed: bytes,
+    least: float = LEAST,
+) -> HeldBack:
+    """Return what is left of a difference after the others' training.
+
+    Args:
+        difference: The difference without any skew.
+        deviations: How the staying clients' updates differ.
+        layout: Names and shapes of the parameters.
+        scale: sqrt(T b) / g; infinite if no round moved the model.
+        seed: Seed of what is random: groups of rows, and bases of very wide layers.
+        least: Smallest eigenvalue that counts, relative to the largest.
+    """
+    if len(deviations) == 0:
+        return HeldBack(difference, 0, 0, _kept(difference, difference, layout))
+    # On small matrices several threads gain little, and fight for busy processors.
+    small = layout.size < _MANY_VALUES
+    with one_thread_per_caller() if small else nullcontext():
+        return _hold_back(difference, deviations, layout, scale, seed, least)
+
+
+def _hold_back(
+    difference: Flat,
+    deviations: Deviations,
+    layout: Layout,
+    scale: float,
+    seed: bytes,
+    least: float,
+) -> HeldBack:
+    count = len(deviations)
+    rng = stream(int.from_bytes(seed), "bases")
+    groups = _Groups.of(count, rng)
+    found = np.empty_like(difference)
+    gram = np.zeros((groups.count, groups.count))
+    products = np.zeros((groups.count, 2))
+    few = 4 * count * layout.size <= _KEPT_BYTES
+    kept: list[tuple[slice, Array]] = []
+    for slots, start in _side_by_side(layout):
+        stop = start + sum(slot.size for slot in slots)
+        rows = deviations.read(start, stop)
+        first = 0
+        for slot in slots:
+            part = slice(first, first := first + slot.size)
+            place = slice(start + part.start, start + part.stop)
+            found[place] = _in_basis(difference[place], rows[:, part], slot, scale, rng)
+        if few:
+            kept.append((slice(start, stop), rows))
+        grouped = groups.sums(rows)
+        gram += grouped @ grouped.T
+        both = np.stack([difference[start:stop], found[start:stop]], axis=1)
+        products += grouped @ both
+    values, vectors = np.linalg.eigh(gram)
+    some = values > least * values.max()
+    values, vectors = values[some], vectors[:, some]
+    if len(values):
+        along = (vectors / values).T @ products
+        missing = left_of(values, STRENGTH_ALONG, scale) * along[:, 0] - along[:, 1]
+        factors = groups.spread(vectors @ missing)
+        for place, rows in kept:
+            found[place] += factors.astype(np.float32) @ rows
+        if not few:
+            found += deviations.combine(factors)
+    return HeldBack(found, count, len(values), _kept(difference, found, layout))
+
+
+def left_of(variance: Array, strength: float, scale: float) -> Array:
+    """Return what is left of a difference along directions of such variance.
+
+    >>> left_of(np.array([0.0, 1.0]), 1.0, 15.0)
+    array([1.   , 0.125])
+    """
+    with np.errstate(invalid="ignore"):
+        found = (1 + strength * scale * np.maximum(variance, 0)) ** -POWER
+    # Where nobody differs nothing is pulled back, also if no round moved the model.
+    return np.where(variance > 0, found, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Which rows are added up, and with which sign; each for itself if they are few."""
+
+    count: int
+    places: Array | None
+    signs: Array | None
+
+    @classmethod
+    def of(cls, num_rows: int, rng: np.random.Generator) -> _Groups:
+        if num_rows <= MAX_ROWS:
+            return cls(num_rows, None, None)
+        places = rng.permutation(num_rows) % MAX_ROWS
+        return cls(MAX_ROWS, places, rng.choice((-1.0, 1.0), num_rows))
+
+    def sums(self, rows: Array) -> Array:
+        """Return the sums of the rows of each group."""
+        if self.places is None or self.signs is None:
+            return rows
+        sums = np.zeros((self.count, rows.shape[1]), np.float32)
+        for place, sign, row in zip(self.places, self.signs, rows, strict=True):
+            sums[place] += np.float32(sign) * row
+        return sums
+
+    def spread(self, factors: Array) -> Array:
+        """Return the factor of each row, given the factor of each group."""
+        if self.places is None or self.signs is None:
+            return factors
+        spread: Array = self.signs * factors[self.places]
+        return spread
+
+
+def _side_by_side(layout: Layout) -> Iterator[tuple[list[Slot], int]]:
+    """Yield arrays that are read together, with the place of the first value."""
+    together: list[Slot] = []
+    start = size = 0
+    for slot in layout.slots:
+        if together and size + slot.size > _VALUES_AT_ONCE:
+            yield together, start
+            start, together, size = start + size, [], 0
+        together.append(slot)
+        size += slot.size
+    if size:
+        yield together, start
+
+
+def _in_basis(
+    difference: Flat, rows: Array, slot: Slot, scale: float, rng: np.random.Generator
+) -> Flat:
+    """Return what is left of the difference of one array, in its own basis."""
+    if slot.size == 0:
+        return difference
+    if len(slot.shape) < 2:
+        variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        kept = left_of(variance, STRENGTH, scale)
+        return difference * kept.astype(np.float32)
+    stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
+    left, right = _left_basis(stacked, rng), _right_basis(stacked, rng)
+    if left.trace == 0:
+        return difference
+    return _rotated(difference.reshape(stacked.shape[1:]), left, right, scale).reshape(
+        -1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """Eigenvectors of one side of a matrix.
+
+    Attributes:
+        vectors: Leading eigenvectors, one a column.
+        values: Their eigenvalues.
+        rest: Eigenvalue of everything across them; None if nothing is.
+        trace: Sum of all eigenvalues.
+    """
+
+    vectors: Array
+    values: Array
+    rest: float | None
+    trace: float
+
+
+def _right_basis(stacked: Array, rng: np.random.Generator) -> _Basis:
+    """Return the basis of the last axis."""
+    flat = stacked.reshape(-1, stacked.shape[2])
+    if flat.shape[1] <= EXACT_SIDE:
+        return _exact_basis(flat.T @ flat)
+    return _leading_basis(
+        flat.shape[::-1], lambda b: flat.T @ b, lambda q: flat @ q, stacked, rng
+    )
+
+
+def _left_basis(stacked: Array, rng: np.random.Generator) -> _Basis:
+    """Return the basis of the middle axis."""
+    count, side, length = stacked.shape
+    if side <= EXACT_SIDE:
+        product = np.zeros((side, side), np.float32)
+        for matrix in stacked:
+            product += matrix @ matrix.T
+        return _exact_basis(product)
+
+    def onto(test: Array) -> Array:
+        found = np.zeros((side, test.shape[1]), np.float32)
+        for matrix, part in zip(stacked, np.split(test, count), strict=True):
+            found += matrix @ part
+        return found
+
+    def back(basis: Array) -> Array:
+        return np.concatenate([matrix.T @ basis for matrix in stacked])
+
+    return _leading_basis((side, count * length), onto, back, stacked, rng)
+
+
+def _exact_basis(product: Array) -> _Basis:
+    """Return all eigenvectors of a symmetric matrix."""
+    values, vectors = np.linalg.eigh(product.astype(np.float64))
+    values = np.maximum(values, 0)
+    return _Basis(vectors.astype(np.float32), values, None, float(values.sum()))
+
+
+def _leading_basis(
+    shape: tuple[int, int],
+    onto: Callable[[Array], Array],
+    back: Callable[[Array], Array],
+    stacked: Array,
+    rng: np.random.Generator,
+) -> _Basis:
+    """Return the leading eigenvectors of A A^T, by a random range finder.
+
+    Halko, Martinsson, Tropp: "Finding structure with randomness", SIAM Review 2011,
+    Algorithm 4.4 with one power iteration.
+
+    Args:
+        shape: Rows and columns of A.
+        onto: Multiplies A with a matrix.
+        back: Multiplies the transpose of A with a matrix.
+        stacked: The values of A.
+        rng: Where the test matrix comes from.
+    """
+    side, length = shape
+    test = rng.standard_normal((length, RANK + _OVERSAMPLED), np.float32)
+    basis = np.linalg.qr(onto(test)).Q
+    basis = np.linalg.qr(onto(back(basis))).Q
+    seen = back(basis)
+    values, small = np.linalg.eigh((seen.T @ seen).astype(np.float64))
+    leading = np.maximum(values[-RANK:], 0)
+    vectors = basis @ small[:, -RANK:].astype(np.float32)
+    trace = dot(stacked.reshape(-1), stacked.reshape(-1))
+    rest = max(0.0, trace - float(leading.sum())) / (side - RANK)
+    return _Basis(vectors, leading, rest, trace)
+
+
+def _rotated(difference: Array, left: _Basis, right: _Basis, scale: float) -> Array:
+    """Return what is left of a matrix in two bases, and across them."""
+
+    def kept(of_left: Array, of_right: Array) -> Array:
+        variance = np.multiply.outer(of_left, of_right) / left.trace
+        return left_of(variance, STRENGTH, scale).astype(np.float32)
+
+    turned = left.vectors.T @ difference
+    both = kept(left.values, right.values)
+    if left.rest is None and right.rest is None:
+        inside: Array = both * (turned @ right.vectors)
+        turned_back: Array = left.vectors @ inside @ right.vectors.T
+        return turned_back
+    # What lies across the vectors of a side is multiplied by one number; along them
+    # that is taken off again.
+    l_rest = np.zeros(1) if left.rest is None else np.array([left.rest])
+    r_rest = np.zeros(1) if right.rest is None else np.array([right.rest])
+    by_left, by_right = kept(left.values, r_rest), kept(l_rest, right.values)
+    across = kept(l_rest, r_rest)
+    inner = (both - by_left - by_right + across) * (turned @ right.vectors)
+    found: Array = left.vectors @ (
+        inner @ right.vectors.T + (by_left - across) * turned
+    )
+    found += ((by_right - across) * (difference @ right.vectors)) @ right.vectors.T
+    found += across * difference
+    return found
+
+
+def _kept(
+    difference: Flat, found: Flat, layout: Layout
+) -> tuple[tuple[str, float | None], ...]:
+    """Return the part of the difference that is left in each array."""
+    parts, start = [], 0
+    for slot in layout.slots:
+        part = slice(start, start := start + slot.size)
+        length = dot(difference[part], difference[part])
+        kept = dot(found[part], difference[part]) / length if length else None
+        parts.append((slot.name, kept))
+    return tuple(parts)
