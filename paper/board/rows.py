@@ -21,7 +21,7 @@ from fastfedul.federation.workers import Workers, open_workers
 from fastfedul.history.reading import LedgerReader
 from fastfedul.history.recoding import recoded
 from fastfedul.history.sampling import Keep
-from fastfedul.params import Flat
+from fastfedul.params import Flat, Params
 from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.records import Model
 from fastfedul.unlearn.fast_fedul import FastFedUL
@@ -34,6 +34,7 @@ from fastfedul.unlearn.protocol import (
 )
 from fastfedul.unlearn.retrain import Retrain
 from fastfedul.unlearn.skews import PAPERS_DAMPING, Kronecker, Scalar
+from paper.board.retired import old_difference
 from paper.board.runs import HONEST, Run, config_of, setting_for
 
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ METHODS = (*KRONECKER, *TRAINING_FREE, *RIVALS)
 CELLS = (BEFORE, *RETRAINED, *METHODS)
 
 RETIRED = (AUTO, DIRECTION)
-"""Rows that the software does not compute any more; the protocol names the commit."""
+"""Rows that an older commit computes; see `retired.py`."""
 
 TRIED_DAMPINGS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 _ORDER_SEED = 1_000_000
@@ -64,13 +65,16 @@ _ORDER_SEED = 1_000_000
 
 
 def cells_of(run: Run) -> tuple[str, ...]:
-    """Return the names of a run's rows that this software computes."""
-    left_out = (*RETIRED, *(() if run.rivals else RIVALS))
-    return tuple(name for name in CELLS if name not in left_out)
+    """Return the names of a run's rows."""
+    return tuple(name for name in CELLS if run.rivals or name not in RIVALS)
 
 
 def measure(
-    run: Run, folder: Path, diamonds: str, cells: Sequence[str] | None = None
+    run: Run,
+    folder: Path,
+    diamonds: str,
+    old_software: Path,
+    cells: Sequence[str] | None = None,
 ) -> list[Row]:
     """Train a run, forget in every way, and return a row for each.
 
@@ -78,6 +82,7 @@ def measure(
         run: The run.
         folder: Where its ledgers go; the caller removes it.
         diamonds: The file of the diamonds table.
+        old_software: Where to import the software from that has the retired skews.
         cells: Names of the rows to make, without retrainings; None for all.
     """
     wanted = cells_of(run) if cells is None else (*RETRAINED, *cells)
@@ -86,7 +91,7 @@ def measure(
         made = _trained(run, folder, diamonds)
     except (NothingToPoisonError, TrainingError) as error:
         return [{**run.facts, "method": WHOLE_RUN, "refused": str(error)}]
-    with _Bench(made, folder) as bench:
+    with _Bench(made, folder, old_software) as bench:
         return [bench.row(name) for name in names]
 
 
@@ -125,11 +130,12 @@ def _trained(run: Run, folder: Path, diamonds: str) -> _Made:
 class _Bench:
     """A trained run with its three retrainings, and every way to forget on it."""
 
-    def __init__(self, made: _Made, folder: Path) -> None:
+    def __init__(self, made: _Made, folder: Path, old_software: Path) -> None:
         self._run = made.run
         self._prepared = made.prepared
         self._train_seconds = made.seconds
         self._folder = folder
+        self._old_software = old_software
         self._stack = ExitStack()
         leavers = tuple(made.prepared.attack.attackers)
         self._forget = leavers or made.prepared.config.names[: made.run.leavers]
@@ -166,6 +172,8 @@ class _Bench:
             return self._row_of_result(name, done)
         if name == SCALAR_BEST:
             return self._best_scalar()
+        if name in RETIRED:
+            return self._retired(name)
         ledger = self._sums() if name == KRONECKER_SUMS else self._ledger
         done = measured(self._method(name), self._request(ledger, self._workers))
         return self._row_of_result(name, done)
@@ -203,6 +211,20 @@ class _Bench:
             for damping, shares in zip(TRIED_DAMPINGS, curve, strict=True)
         ]
         return {**row, "damping": TRIED_DAMPINGS[best], "curve": tried}
+
+    def _retired(self, name: str) -> Row:
+        """Return the row of a skew that the software does not have any more."""
+        found = old_difference(
+            self._ledger, self._forget, name, self._old_software, self._folder
+        )
+        final = self._ledger.final
+        moved = Params(final.params.layout, final.params.flat + found.vector)
+        return self._row(
+            name,
+            replace(final, params=moved),
+            seconds=found.seconds,
+            bytes_read=found.bytes_read,
+        )
 
     def _retrain(self, order: int) -> UnlearnResult:
         """Return a retraining whose batches come in an order of their own."""

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from paper.board import rows
+from paper.board.retired import check_out
 from paper.board.runs import DIAMONDS, Run
 from paper.board.store import Line, Results, is_done, read_lines
 from paper.board.tabular import write_diamonds
@@ -78,7 +79,12 @@ def run_all(
         diamonds = ""
         if any(run.data == DIAMONDS for run in missing):
             diamonds = str(write_diamonds(Path(folder)))
-        measure = functools.partial(rows.measure, diamonds=diamonds, cells=cells)
+        measure = functools.partial(
+            rows.measure,
+            diamonds=diamonds,
+            old_software=check_out(Path(folder) / "old"),
+            cells=cells,
+        )
         return _in_processes(missing, results, Path(folder), measure, processes)
 
 

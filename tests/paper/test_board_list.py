@@ -42,9 +42,9 @@ def test_list_is_the_same_each_time_and_names_are_its_own() -> None:
     assert len({run.key for run in found}) == len(found)
 
 
-def test_no_seed_is_used_twice_or_below_2000() -> None:
+def test_no_seed_is_used_twice_or_below_4000() -> None:
     seeds = [seed for run in runs.all_runs() for seed in run.seeds]
-    assert min(seeds) >= 2000
+    assert min(seeds) >= 4000
     assert len(set(seeds)) == len(seeds)
 
 

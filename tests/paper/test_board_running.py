@@ -9,10 +9,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fastfedul import (
+    ClientUpdate,
+    FastFedUL,
+    MemoryLedger,
+    Model,
+    NoSkew,
+    Params,
+    Round,
+    UnlearnRequest,
+)
 from fastfedul.errors import FastFedULError
-from paper.board import rows, running
+from fastfedul.params import Layout
+from paper.board import retired, rows, running
 from paper.board.running import Finished, do_runs
 from paper.board.runs import Run, all_runs, config_of
 from paper.board.store import Results, is_done, lock_file, read_lines
@@ -120,7 +132,7 @@ def test_rows_of_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr(rows, "config_of", lambda run, diamonds: config)
     cells = (rows.BEFORE, rows.SCALAR, rows.SCALAR_BEST, rows.KRONECKER_64)
-    found = rows.measure(run, tmp_path, "", cells)
+    found = rows.measure(run, tmp_path, "", tmp_path / "no old software", cells)
     by_name = {row["method"]: row for row in found}
     assert list(by_name) == [
         *(rows.BEFORE, *rows.RETRAINED),
@@ -132,3 +144,31 @@ def test_rows_of_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert best["damping"] in [damping for damping, _, _ in best["curve"]]
     assert all(0 < row["mia_auc"] < 1 for row in found)
     assert json.dumps(found)
+
+
+def test_an_old_skew_is_computed_by_the_commit_that_has_it(tmp_path: Path) -> None:
+    """With two clients that never differ nothing is pulled back, by no skew."""
+    there = subprocess.run(["git", "cat-file", "-e", retired.COMMIT], check=False)
+    if there.returncode != 0:
+        pytest.skip("needs the history of the repository, and this clone is shallow")
+    layout = Layout.of({"w": np.zeros((2, 3)), "b": np.zeros(2)})
+    rng = np.random.default_rng(0)
+    ledger = MemoryLedger.create(Model(Params.zeros(layout)))
+    for index in range(3):
+        of_a, of_others = rng.standard_normal((2, layout.size)).astype(np.float32)
+        updates = {"a": of_a, "b": of_others, "c": of_others}
+        ledger.append(
+            Round(
+                index,
+                tuple(
+                    ClientUpdate(name, 1 / 3, Params(layout, flat))
+                    for name, flat in updates.items()
+                ),
+            )
+        )
+    software = retired.check_out(tmp_path / "old")
+
+    found = retired.old_difference(ledger, ["a"], "direction", software, tmp_path)
+
+    whole = FastFedUL(skew=NoSkew())(UnlearnRequest(ledger, frozenset({"a"})))
+    np.testing.assert_allclose(found.vector, whole.delta.flat, rtol=1e-4, atol=1e-5)

@@ -36,6 +36,8 @@ from fastfedul.params import Layout, Slot
 from fastfedul.records import StorageDtype
 from fastfedul.unlearn import kronecker
 from fastfedul.unlearn.kronecker import hold_back, left_of
+from fastfedul.unlearn.tracing import leaving
+from fastfedul.unlearn.undamped import undamped
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "conv": (4, 3, 2, 2),
@@ -48,6 +50,8 @@ LAYOUT = Layout(tuple(Slot(n, shape, "float32") for n, shape in SHAPES.items()))
 NAMES = tuple(f"c{number}" for number in range(6))
 TRAINED = LocalSGD(lr=0.1, momentum=0.5, batch_size=16, epochs=2)
 ALL = Kronecker("all")
+OLD = [[(1.0, 1.0)]]
+"""One mark, of the time before the training."""
 History = list[list[tuple[str, float, np.ndarray]]]
 
 
@@ -149,10 +153,33 @@ def history_for(reference: ModuleType, history: History, local: LocalSGD | None)
 
 
 def by_formula(reference: ModuleType, history: Any, gone: set[str]) -> np.ndarray:
-    """The reference with our constants: it was written with other ones."""
-    constants = kronecker.STRENGTH, kronecker.STRENGTH_ALONG, kronecker.POWER
-    found: np.ndarray = reference.forget(history, gone, *constants)
+    """The reference, once for each age, with our constants."""
+    terms = reference.terms(history, gone)
+    marks = [mark_of(updates, gone) for updates in history.rounds]
+    ages = np.arange(len(marks))[::-1] / len(marks)
+    classes = [sum(bool(a > end) for end in (0, 1 / 8, 1 / 2)) for a in ages]
+    within, along = kronecker.WITHIN_LAYERS, kronecker.ALONG_DEVIATIONS
+    found = np.zeros(LAYOUT.size)
+    for own in range(4):
+        members = [i for i, of_round in enumerate(classes) if of_round == own]
+        lengths = [float(np.linalg.norm(marks[i])) for i in members]
+        if not any(lengths):
+            continue
+        age = float(np.average(ages[members], weights=lengths))
+        mark = np.sum([marks[i] for i in members], axis=0).astype(np.float32)
+        aged = reference.Terms(mark, terms.rows, terms.scale * age)
+        first = reference.kronecker(aged, history.shapes, within.factor, within.power)
+        found += reference.along_deviations(aged, first, along.factor, along.power)
     return found
+
+
+def mark_of(updates: Sequence[tuple[str, float, np.ndarray]], gone: set[str]) -> Any:
+    """What a round would have added without some clients, less what it added."""
+    step = sum(a * u.astype(np.float64) for _, a, u in updates)
+    left = sum(a for c, a, _ in updates if c not in gone)
+    if left == 0:
+        return -step
+    return sum(a * u for c, a, u in updates if c not in gone) / left - step
 
 
 @pytest.mark.parametrize("local", [None, TRAINED], ids=["unknown", "known"])
@@ -316,7 +343,7 @@ def test_who_is_left_alone_differs_from_nobody() -> None:
     found = removal(ledger, "c0")
 
     whole = removal(ledger, "c0", skew=NoSkew()).delta.flat
-    np.testing.assert_array_equal(found.delta.flat, whole)
+    np.testing.assert_allclose(found.delta.flat, whole, atol=1e-6)
     assert found.reaction is not None
     assert found.reaction.num_updates == 0
 
@@ -383,9 +410,76 @@ def test_rounds_in_which_nobody_is_left_count() -> None:
 
 
 def test_a_larger_variance_is_pulled_back_more() -> None:
-    kept = left_of(np.array([0.0, 1e-6, 1e-3, 1.0]), 210.0, 30.0)
+    variance = np.array([0.0, 1e-6, 1e-3, 1.0])
+    kept = left_of(variance, kronecker.WITHIN_LAYERS, 30.0, [(0.5, 1.0)])
     assert kept[0] == 1
     assert (np.diff(kept) < 0).all()
+
+
+def test_nobody_has_reacted_to_the_last_round() -> None:
+    history = made_up(18)
+    history[:-1] = [
+        [(c, a / (1 - updates[0][1]), u) for c, a, u in updates[1:]]
+        for updates in history[:-1]
+    ]
+    assert history[-1][0][0] == "c0"
+    ledger = in_memory(rounds_of(history))
+
+    found = removal(ledger, "c0").delta.flat
+
+    whole = removal(ledger, "c0", skew=NoSkew()).delta.flat
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+def test_an_older_mark_is_pulled_back_more() -> None:
+    history = made_up(19)
+    left = []
+    for own in (0, 4, 6):
+        once = [
+            updates
+            if index == own
+            else [(c, a / (1 - updates[0][1]), u) for c, a, u in updates[1:]]
+            for index, updates in enumerate(history)
+        ]
+        ledger = in_memory(rounds_of(once))
+        found = removal(ledger, "c0").delta.flat
+        whole = removal(ledger, "c0", skew=NoSkew()).delta.flat
+        left.append(float(found @ whole / (whole @ whole)))
+
+    assert left == sorted(left)
+    assert left[-1] > 1.2 * left[0]
+
+
+@pytest.mark.parametrize("every", [1, 8], ids=["always", "once"])
+@pytest.mark.parametrize("history", ["rounds", "sums"])
+def test_a_huge_update_of_who_stays_does_not_decide_what_is_held_back(
+    tmp_path: Path, every: int, history: str
+) -> None:
+    rng = np.random.default_rng(21)
+    way = rng.standard_normal(LAYOUT.size)
+    way /= np.linalg.norm(way)
+
+    def pulled(length: float) -> float:
+        """How strongly a difference along the way is taken to be pulled back."""
+        marked = [
+            [
+                (c, a, (u + huge * way * (c == "c5")).astype(np.float32))
+                for c, a, u in own
+            ]
+            for index, own in enumerate(made_up(21, equal=True))
+            for huge in [length if index % every == 0 else 0.0]
+        ]
+        rounds = rounds_of(marked)
+        with on_disk(tmp_path / f"{length}", rounds, history=history) as ledger:
+            entries = ledger.rounds()
+            asked = leaving(ledger, frozenset({"c0"}), entries)
+            found = undamped(ledger, asked, entries, None)
+            along = found.deviations.read(0, LAYOUT.size) @ way
+        return float(found.scale * (along @ along))
+
+    # The updates of others are about 1.2 long, so that three times that counts.
+    counted, huge = pulled(3.6), pulled(1000.0)
+    assert 0 < huge < 1.5 * counted
 
 
 def test_medians_need_the_scalar() -> None:
@@ -428,10 +522,10 @@ def test_a_wide_layer_gets_its_leading_eigenvectors(
     rows = 0.01 * (left @ (0.1 * right + common)).reshape(20, -1)
     layout = Layout((Slot("wide", shape, "float32"),))
     difference = rng.standard_normal(layout.size).astype(np.float32)
-    exact = hold_back(difference, Rows(rows), layout, 5.0, b"seed")
+    exact = hold_back(difference[None], OLD, Rows(rows), layout, 5.0, b"seed")
 
     monkeypatch.setattr(kronecker, "EXACT_SIDE", 100)
-    found = hold_back(difference, Rows(rows), layout, 5.0, b"seed")
+    found = hold_back(difference[None], OLD, Rows(rows), layout, 5.0, b"seed")
 
     assert gap(found.difference, exact.difference) < 0.01
 
@@ -440,11 +534,11 @@ def test_layers_of_any_size_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(2)
     rows = Rows(0.05 * rng.standard_normal((12, LAYOUT.size)))
     difference = rng.standard_normal(LAYOUT.size).astype(np.float32)
-    together = hold_back(difference, rows, LAYOUT, 5.0, b"seed")
+    together = hold_back(difference[None], OLD, rows, LAYOUT, 5.0, b"seed")
 
     monkeypatch.setattr(kronecker, "_VALUES_AT_ONCE", 7)
     monkeypatch.setattr(kronecker, "_KEPT_BYTES", 0)
-    apart = hold_back(difference, rows, LAYOUT, 5.0, b"seed")
+    apart = hold_back(difference[None], OLD, rows, LAYOUT, 5.0, b"seed")
 
     assert gap(apart.difference, together.difference) < 1e-5
     assert [name for name, _ in apart.removed_by_layer] == list(SHAPES)

@@ -29,12 +29,14 @@ class Place:
         reach: How far the round would have gone elsewhere without it, at most.
         away: Length of its deviation from the step, at most.
         along: Inner product of its deviation with the step; 0 if unknown.
+        update: What the ledger knows of its update.
     """
 
     share: float
     reach: float
     away: float
     along: float
+    update: UpdateEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,13 @@ def participation(ledger: Ledger) -> Participation:
 
 def _place(update: UpdateEntry, share: float, step: float, *, alone: bool) -> Place:
     if alone:
-        return Place(1.0, step, 0.0, 0.0)
+        return Place(1.0, step, 0.0, 0.0, update)
     away, along = update.norm + step, 0.0
     if update.step_product is not None:
         squared = update.norm**2 - 2 * update.step_product + step**2
         away = math.sqrt(max(0.0, squared))
         along = update.step_product - step**2
-    return Place(share, share / (1 - share) * away, away, along)
+    return Place(share, share / (1 - share) * away, away, along, update)
 
 
 def mean_factor(pairs: Iterable[tuple[float, float]]) -> Factor:

@@ -114,12 +114,17 @@ class Network:
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
         """Return the logits, computed in evaluation mode."""
+        if len(inputs) == 0:
+            # Networks that reshape may not run on nothing, but say how many classes.
+            return self.predict(model, np.zeros((1, *inputs.shape[1:]), inputs.dtype))[
+                :0
+            ]
         self._write(model)
         self._module.eval()
         with torch.inference_mode():
             parts = [
                 self._module(self._tensor(inputs[start : start + _PART])).numpy()
-                for start in range(0, max(1, len(inputs)), _PART)
+                for start in range(0, len(inputs), _PART)
             ]
         logits: Logits = np.concatenate(parts).astype(np.float32, copy=False)
         return logits
@@ -162,7 +167,7 @@ class Network:
                 hooks.append(layer.register_forward_hook(_pooled_into(parts)))
         try:
             with torch.inference_mode():
-                for start in range(0, max(1, len(inputs)), _PART):
+                for start in range(0, len(inputs), _PART):
                     self._module(self._tensor(inputs[start : start + _PART]))
         finally:
             for hook in hooks:

@@ -23,6 +23,7 @@ class CleanedStep:
         num_left: How many clients stay.
         exact: Whether the leavers are wholly out of the step: every update of theirs
             was kept. Of a sample they are out on average only.
+        of_sample: Whether only the kept updates went into the step.
     """
 
     index: int
@@ -31,6 +32,11 @@ class CleanedStep:
     left: float
     num_left: int
     exact: bool
+    of_sample: bool
+
+    def part_of(self, update: UpdateEntry) -> float:
+        """Return the factor of a staying client's update in the step."""
+        return (update.weight if self.of_sample else update.share) / self.left
 
 
 def cleaned_steps(
@@ -75,4 +81,5 @@ def _cleaned(
         num_left,
         round_.use == "aggregate"
         or all(u.kept and u.keep_probability == 1 for u in gone),
+        round_.use == "aggregate",
     )

@@ -6,13 +6,15 @@ of all rows sum to 1. A ledger of sums has no updates; there a row is a differen
 two staying clients' updates, weighted such that the rows scatter as deviations do.
 
 The leavers must not be in a row: their own mark would pass for a difference between
-clients, and forgetting would hold it back.
+clients, and forgetting would hold it back. Nor may one staying client decide what is
+held back for others by sending a huge update: in the rows, an update that is longer
+than `LONGEST` times the median length of its round is shortened to that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +28,12 @@ from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId, UpdateEntry, VectorRef
 from fastfedul.rng import stream
 from fastfedul.unlearn.cleaning import CleanedStep
+
+LONGEST = 3.0
+"""Length of an update that counts in full, in median lengths of the round's stayers.
+
+On 21 development runs at most 3 % of honest clients' updates were longer.
+"""
 
 _BYTES_AT_ONCE = 64 << 20
 """Stored vectors that are read at once; the rows made of them come on top."""
@@ -50,12 +58,14 @@ class _Part:
 
     Attributes:
         updates: Places of the updates in the stack.
+        shortened: What each of them is multiplied by: 1 unless it is too long.
         scales: Root of the weight of each.
         base: Places of the vectors that make up the step without the leavers.
         factors: Their factors.
     """
 
     updates: slice
+    shortened: Array
     scales: Array
     base: slice
     factors: Array
@@ -103,7 +113,9 @@ class RoundDeviations:
                 part = self.parts[place]
                 own = rows[ends[place] - len(part.scales) : ends[place]]
                 step = part.factors.astype(np.float32) @ stored[part.base]
-                np.subtract(stored[part.updates], step, out=own)
+                shortened = part.shortened.astype(np.float32)[:, None]
+                np.multiply(stored[part.updates], shortened, out=own)
+                own -= step
                 own *= part.scales.astype(np.float32)[:, None]
 
         run_blocks(work, len(self.parts))
@@ -116,16 +128,31 @@ class RoundDeviations:
         first = 0
         for part in self.parts:
             own = part.scales * factors[first : (first := first + len(part.scales))]
-            of_vectors[part.updates] = own
+            of_vectors[part.updates] = own * part.shortened
             of_vectors[part.base] = -own.sum() * part.factors
         found: Flat = self.ledger.combine(self.refs, of_vectors[None]).sums[0]
         return found
 
 
+def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
+    """Return how long an update of a round may be before it is shortened.
+
+    The lower median is meant: of two clients it is the shorter one's.
+    """
+    lengths = sorted(u.norm for u in staying if not math.isnan(u.norm))
+    median = lengths[(len(lengths) - 1) // 2] if lengths else 0.0
+    return LONGEST * median if median > 0 else math.inf
+
+
+def _shortened(update: UpdateEntry, longest: float) -> float:
+    """Return what an update is multiplied by so that it is not too long."""
+    return longest / update.norm if update.norm > longest else 1.0
+
+
 def drawn_deviations(
     ledger: Ledger,
     cleaned: Sequence[CleanedStep],
-    stayers: frozenset[ClientId],
+    staying: Mapping[int, Sequence[UpdateEntry]],
     count: int | None,
 ) -> RoundDeviations:
     """Return deviations of kept updates of the clients that stay.
@@ -136,15 +163,15 @@ def drawn_deviations(
     Args:
         ledger: A ledger of rounds.
         cleaned: The step of every round without everybody who left.
-        stayers: Who stays.
+        staying: Updates of the clients that stay, by round.
         count: How many updates to draw; None for all.
     """
     kept = [
         (step, update)
         for step in cleaned
         if step.num_left > 0
-        for update in ledger.updates_in(step.index)
-        if update.kept and update.client in stayers
+        for update in staying[step.index]
+        if update.kept
     ]
     if count is not None and count < len(kept):
         rng = stream(int.from_bytes(ledger.chain), "drawn updates")
@@ -160,17 +187,22 @@ def drawn_deviations(
     refs: list[VectorRef] = []
     parts: list[_Part] = []
     for step, updates in by_round.values():
-        base = _Base(step.refs, np.array(step.factors), 1.0)
-        if not step.exact or (rounded and len(step.refs) > 1):
-            base = _mean_of_kept(ledger, step.index, stayers)
+        here = staying[step.index]
+        longest = longest_that_counts(here)
+        base = _step_of(step, here, longest, rounded=rounded)
         if base.growth == 0:
             continue
         first, middle = len(refs), len(refs) + len(updates)
         refs += [VectorRef(update.round, update.client) for update in updates]
         refs += base.refs
-        scales = base.growth * np.sqrt([update.weight / total for update in updates])
         parts.append(
-            _Part(slice(first, middle), scales, slice(middle, len(refs)), base.factors)
+            _Part(
+                slice(first, middle),
+                np.array([_shortened(update, longest) for update in updates]),
+                base.growth * np.sqrt([update.weight / total for update in updates]),
+                slice(middle, len(refs)),
+                base.factors,
+            )
         )
     stack = ledger.stack(refs) if refs else None
     return RoundDeviations(ledger, tuple(refs), tuple(parts), stack)
@@ -191,13 +223,35 @@ class _Base:
     growth: float
 
 
-def _mean_of_kept(ledger: Ledger, index: int, stayers: frozenset[ClientId]) -> _Base:
+def _step_of(
+    step: CleanedStep, here: Sequence[UpdateEntry], longest: float, *, rounded: bool
+) -> _Base:
+    """Return a round's step without everybody who left, long updates shortened.
+
+    Args:
+        step: The step without everybody who left.
+        here: Updates of the clients that stay.
+        longest: Longest update that counts in full.
+        rounded: Whether updates are stored with less than 32 bits.
+    """
+    long = [update for update in here if update.norm > longest]
+    of_step = rounded and len(step.refs) + len(long) > 1
+    if not step.exact or of_step or not all(update.kept for update in long):
+        return _mean_of_kept(here, longest)
+    taken = [-step.part_of(u) * (1 - _shortened(u, longest)) for u in long]
+    return _Base(
+        [*step.refs, *(VectorRef(step.index, update.client) for update in long)],
+        np.array([*step.factors, *taken]),
+        1.0,
+    )
+
+
+def _mean_of_kept(here: Sequence[UpdateEntry], longest: float) -> _Base:
     """Return the mean of the kept updates of the clients that stay.
 
     No leaver is in it, whatever was dropped or rounded. Updates scatter less around
     their own mean, the fewer there are, than around the mean of all stayers.
     """
-    here = [u for u in ledger.updates_in(index) if u.client in stayers]
     kept = [u for u in here if u.kept]
     shares = np.array([u.share for u in here])
     weights = np.array([u.weight for u in kept])
@@ -205,7 +259,8 @@ def _mean_of_kept(ledger: Ledger, index: int, stayers: frozenset[ClientId]) -> _
     among_all = 1 - float(np.square(shares / shares.sum()).sum())
     among_kept = 1 - float(np.square(weights).sum())
     growth = math.sqrt(among_all / among_kept) if len(kept) > 1 else 0.0
-    return _Base([VectorRef(index, u.client) for u in kept], weights, growth)
+    refs = [VectorRef(u.round, u.client) for u in kept]
+    return _Base(refs, weights * [_shortened(u, longest) for u in kept], growth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +321,25 @@ def paired_deviations(
         for i, own in shares.items()
         if left[i] > 0
     ) / (math.fsum(left.values()) or 1.0)
-    refs, weights = [], []
+    refs, weights, shortened = [], [], []
     for pair in ledger.pairs():
         own = shares[pair.round]
         if pair.client in own and pair.other in own:
             product = original[pair.round] ** 2 * own[pair.client] * own[pair.other]
             refs.append(VectorRef(pair.round, pair.client, pair.other))
             weights.append(pair.odds * product / left[pair.round])
+            places = here.places[pair.round]
+            longest = longest_that_counts(
+                [place.update for name, place in places.items() if name in own]
+            )
+            shortened.append(
+                min(
+                    _shortened(places[name].update, longest)
+                    for name in (pair.client, pair.other)
+                )
+            )
     scales = np.sqrt(np.array(weights) * (mass / (math.fsum(weights) or 1.0)))
+    scales *= shortened
     stack = ledger.stack(refs) if refs else None
     return PairDeviations(ledger, tuple(refs), scales, stack)
 

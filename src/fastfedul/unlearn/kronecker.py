@@ -4,24 +4,27 @@ Curvature decides how fast training pulls a difference back. For one layer, curv
 close to a Kronecker product, and both factors show in how the staying clients' updates
 differ; the leading directions cross layers and are the deviations themselves. With d
 the deviations, w their weights, g^2 the mean squared length of a step, T the rounds and
-b the pull of local training (`LocalSGD.pull`), what is left of a difference along a
-direction of variance v is
+b the pull of local training (`LocalSGD.pull`), what is left of a mark along a direction
+of variance v is
 
-    h(v; C) = (1 + C v sqrt(T b) / g)^(-3/4)
+    h(v; C, p) = (1 + C a v sqrt(T b) / g)^(-p)
+
+where the age a is the part of the training that came after the mark: nobody has reacted
+to the last round yet, and all of its mark goes.
 
 1. For each array of two or more axes, as a matrix (first axis; all others),
    L = sum w d d^T with eigenvalues l and R = sum w d^T d with eigenvalues m. In the two
-   eigenbases the difference is multiplied by h(l_i m_j / sum(l); C). An array of one
-   axis is multiplied value by value by h(sum w d^2; C).
+   eigenbases a mark is multiplied by h(l_i m_j / sum(l); C, p). An array of one axis is
+   multiplied value by value by h(sum w d^2; C, p).
 2. Along the eigenvectors of sum w d d^T over the whole model the result is replaced by
-   h(s; C_V) times the difference.
+   h(s; C_V, p_V) times the mark.
 
 docs/methods.md explains where the constants come from and where this fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -32,13 +35,23 @@ from fastfedul.params import Array, Flat, Layout, Slot, dot
 from fastfedul.rng import stream
 from fastfedul.unlearn.deviations import Deviations
 
-STRENGTH = 140.0
-"""C, the constant of single layers; fitted on development runs, without a unit."""
 
-STRENGTH_ALONG = 420.0
-"""C_V, the constant along the deviations; fitted on the same runs."""
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """How a variance becomes what is left of a mark; fitted on development runs.
 
-POWER = 0.75
+    Attributes:
+        factor: C, without a unit.
+        power: p: 1 where a direction decays by itself, less where a basis mixes
+            directions that decay fast with others that decay slowly.
+    """
+
+    factor: float
+    power: float
+
+
+WITHIN_LAYERS = Strength(300.0, 0.5)
+ALONG_DEVIATIONS = Strength(20_000.0, 1.0)
 UNKNOWN_PULL = 90.7
 """b where local training is not known; fits lr .05, momentum .5, batches of 32."""
 
@@ -66,6 +79,10 @@ _VALUES_AT_ONCE = 1 << 18
 """Small arrays that lie side by side are read together up to so many values."""
 
 
+Ages = Sequence[tuple[float, float]]
+"""How old a sum of marks is: parts of the training that came after, with weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldBack:
     """What is left of a difference, and what that rests on.
@@ -85,7 +102,8 @@ class HeldBack:
 
 
 def hold_back(
-    difference: Flat,
+    marks: Array,
+    ages: Sequence[Ages],
     deviations: Deviations,
     layout: Layout,
     scale: float,
@@ -95,23 +113,28 @@ def hold_back(
     """Return what is left of a difference after the others' training.
 
     Args:
-        difference: The difference without any skew.
+        marks: The difference without any skew, a row for each age.
+        ages: How old each row is.
         deviations: How the staying clients' updates differ.
         layout: Names and shapes of the parameters.
         scale: sqrt(T b) / g; infinite if no round moved the model.
         seed: Seed of what is random: groups of rows, and bases of very wide layers.
         least: Smallest eigenvalue that counts, relative to the largest.
     """
-    if len(deviations) == 0:
-        return HeldBack(difference, 0, 0, _kept(difference, difference, layout))
+    there = [row for row, own in enumerate(ages) if own]
+    marks, ages = marks[there], [ages[row] for row in there]
+    if len(deviations) == 0 or len(marks) == 0:
+        whole = marks.sum(axis=0)
+        return HeldBack(whole, 0, 0, _kept(whole, whole, layout))
     # On small matrices several threads gain little, and fight for busy processors.
     small = layout.size < _MANY_VALUES
     with one_thread_per_caller() if small else nullcontext():
-        return _hold_back(difference, deviations, layout, scale, seed, least)
+        return _hold_back(marks, ages, deviations, layout, scale, seed, least)
 
 
 def _hold_back(
-    difference: Flat,
+    marks: Array,
+    ages: Sequence[Ages],
     deviations: Deviations,
     layout: Layout,
     scale: float,
@@ -121,9 +144,9 @@ def _hold_back(
     count = len(deviations)
     rng = stream(int.from_bytes(seed), "bases")
     groups = _Groups.of(count, rng)
-    found = np.empty_like(difference)
+    found = np.empty(layout.size, np.float32)
     gram = np.zeros((groups.count, groups.count))
-    products = np.zeros((groups.count, 2))
+    products = np.zeros((groups.count, len(marks) + 1))
     few = 4 * count * layout.size <= _KEPT_BYTES
     kept: list[tuple[slice, Array]] = []
     for slots, start in _side_by_side(layout):
@@ -133,37 +156,47 @@ def _hold_back(
         for slot in slots:
             part = slice(first, first := first + slot.size)
             place = slice(start + part.start, start + part.stop)
-            found[place] = _in_basis(difference[place], rows[:, part], slot, scale, rng)
+            found[place] = _in_basis(
+                marks[:, place], ages, rows[:, part], slot, scale, rng
+            )
         if few:
             kept.append((slice(start, stop), rows))
         grouped = groups.sums(rows)
         gram += grouped @ grouped.T
-        both = np.stack([difference[start:stop], found[start:stop]], axis=1)
-        products += grouped @ both
+        products += grouped @ np.vstack([marks[:, start:stop], found[start:stop]]).T
     values, vectors = np.linalg.eigh(gram)
     some = values > least * values.max()
     values, vectors = values[some], vectors[:, some]
     if len(values):
         along = (vectors / values).T @ products
-        missing = left_of(values, STRENGTH_ALONG, scale) * along[:, 0] - along[:, 1]
+        missing = -along[:, -1]
+        for column, own in enumerate(ages):
+            left = left_of(values, ALONG_DEVIATIONS, scale, own)
+            missing += left * along[:, column]
         factors = groups.spread(vectors @ missing)
         for place, rows in kept:
             found[place] += factors.astype(np.float32) @ rows
         if not few:
             found += deviations.combine(factors)
-    return HeldBack(found, count, len(values), _kept(difference, found, layout))
+    return HeldBack(found, count, len(values), _kept(marks.sum(axis=0), found, layout))
 
 
-def left_of(variance: Array, strength: float, scale: float) -> Array:
+def left_of(variance: Array, strength: Strength, scale: float, ages: Ages) -> Array:
     """Return what is left of a difference along directions of such variance.
 
-    >>> left_of(np.array([0.0, 1.0]), 1.0, 15.0)
-    array([1.   , 0.125])
+    >>> left_of(np.array([0.0, 1.0]), Strength(1.0, 0.5), 15.0, [(1.0, 1.0)])
+    array([1.  , 0.25])
     """
-    with np.errstate(invalid="ignore"):
-        found = (1 + strength * scale * np.maximum(variance, 0)) ** -POWER
+    left = np.zeros(variance.shape)
+    for age, weight in ages:
+        if age == 0:
+            left += weight
+            continue
+        with np.errstate(invalid="ignore"):
+            pulled = strength.factor * scale * age * np.maximum(variance, 0)
+        left += weight * (1 + pulled) ** -strength.power
     # Where nobody differs nothing is pulled back, also if no round moved the model.
-    return np.where(variance > 0, found, 1.0)
+    return np.where(variance > 0, left, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,22 +246,32 @@ def _side_by_side(layout: Layout) -> Iterator[tuple[list[Slot], int]]:
 
 
 def _in_basis(
-    difference: Flat, rows: Array, slot: Slot, scale: float, rng: np.random.Generator
+    marks: Array,
+    ages: Sequence[Ages],
+    rows: Array,
+    slot: Slot,
+    scale: float,
+    rng: np.random.Generator,
 ) -> Flat:
     """Return what is left of the difference of one array, in its own basis."""
+    found = np.zeros(slot.size, np.float32)
     if slot.size == 0:
-        return difference
+        return found
     if len(slot.shape) < 2:
         variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-        kept = left_of(variance, STRENGTH, scale)
-        return difference * kept.astype(np.float32)
+        for mark, own in zip(marks, ages, strict=True):
+            left = left_of(variance, WITHIN_LAYERS, scale, own)
+            found += mark * left.astype(np.float32)
+        return found
     stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
     left, right = _left_basis(stacked, rng), _right_basis(stacked, rng)
     if left.trace == 0:
-        return difference
-    return _rotated(difference.reshape(stacked.shape[1:]), left, right, scale).reshape(
-        -1
-    )
+        whole: Flat = marks.sum(axis=0)
+        return whole
+    for mark, own in zip(marks, ages, strict=True):
+        matrix = mark.reshape(stacked.shape[1:])
+        found += _rotated(matrix, left, right, scale, own).reshape(-1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +361,14 @@ def _leading_basis(
     return _Basis(vectors, leading, rest, trace)
 
 
-def _rotated(difference: Array, left: _Basis, right: _Basis, scale: float) -> Array:
+def _rotated(
+    difference: Array, left: _Basis, right: _Basis, scale: float, ages: Ages
+) -> Array:
     """Return what is left of a matrix in two bases, and across them."""
 
     def kept(of_left: Array, of_right: Array) -> Array:
         variance = np.multiply.outer(of_left, of_right) / left.trace
-        return left_of(variance, STRENGTH, scale).astype(np.float32)
+        return left_of(variance, WITHIN_LAYERS, scale, ages).astype(np.float32)
 
     turned = left.vectors.T @ difference
     both = kept(left.values, right.values)

@@ -216,7 +216,8 @@ class Kronecker:
         count = None if updates == "all" else updates
         terms = undamped(ledger, removal, rounds, count)
         held = hold_back(
-            terms.difference,
+            terms.marks,
+            terms.ages,
             terms.deviations,
             settings.layout,
             terms.scale,
@@ -227,7 +228,7 @@ class Kronecker:
             held.difference,
             terms.gamma_norms,
             (0.0,) * len(rounds),
-            norm(terms.difference - held.difference),
+            norm(terms.marks.sum(axis=0) - held.difference),
             Kronecker(updates),
             Reaction(
                 held.num_updates,
