@@ -17,7 +17,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,13 +33,15 @@ from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK
 from fastfedul.reproduction.plot_style import render
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.kronecker import (
+    ALONG_DEVIATIONS,
     LEAST,
-    STRENGTH,
-    STRENGTH_ALONG,
+    WITHIN_LAYERS,
+    Strength,
     left_of,
 )
+from fastfedul.unlearn.skews import USUAL_UPDATES
 from fastfedul.unlearn.tracing import leaving
-from fastfedul.unlearn.undamped import undamped
+from fastfedul.unlearn.undamped import ages_of, undamped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,12 +59,13 @@ FEDERATIONS = {
     },
 }
 SEED = 110
-EDGES = 10.0 ** np.arange(-2, 3.01, 0.5)
+ROUNDS = 20
+EDGES = 10.0 ** np.arange(-2, 6.01, 0.5)
 LEAST_PART = 0.01
 """A bin with less of the squared difference than this says nothing."""
 
 Part = tuple[float, float, float]
-"""Strength, what retraining leaves there, and the bin's part of the difference."""
+"""Pull, what retraining leaves there, and the bin's part of the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ def main() -> None:
     with progress() as display, tempfile.TemporaryDirectory() as folder:
         task = display.add_task("federations", total=len(FEDERATIONS))
         for number, (name, options) in enumerate(FEDERATIONS.items()):
-            config = RunConfig(clients=20, epochs=2, seed=SEED, **options)  # type: ignore[arg-type]
+            given: dict[str, Any] = {"clients": 20, "epochs": 2, "rounds": ROUNDS}
+            config = RunConfig(seed=SEED, **given, **options)  # type: ignore[arg-type]
             rows.append(measure(name, Path(folder) / str(number), config))
             display.advance(task)
     if arguments.figure:
@@ -102,24 +106,33 @@ def main() -> None:
         title="digits, 4 of 20 clients leave: what retraining leaves of the difference",
         columns=("federation", "where", "strength: left (formula)"),
         rows=[
-            (row.federation, where, shown(parts))
+            (row.federation, where, shown(parts, strength))
             for row in rows
-            for where, parts in (("within", row.within), ("along", row.along))
+            for where, parts, strength in (
+                ("within", row.within, WITHIN_LAYERS),
+                ("along", row.along, ALONG_DEVIATIONS),
+            )
         ],
     )
 
 
-def shown(parts: tuple[Part, ...]) -> str:
+def shown(parts: tuple[Part, ...], strength: Strength) -> str:
     """Return bins as text."""
     return ", ".join(
-        f"{strength:.2g}: {left:.2f} ({float(formula(strength)):.2f})"
-        for strength, left, _ in parts
+        f"{pull:.2g}: {left:.2f} ({float(formula(pull, strength)):.2f})"
+        for pull, left, _ in parts
     )
 
 
-def formula(strength: Array | float) -> Array:
-    """Return what the skew leaves, by C v sqrt(T b) / g."""
-    return left_of(np.asarray(strength, np.float64), 1.0, 1.0)
+def formula(pull: Array | float, strength: Strength) -> Array:
+    """Return what the skew leaves of equal marks in every round.
+
+    Args:
+        pull: C v sqrt(T b) / g.
+        strength: The skew's constants.
+    """
+    ages = ages_of(np.ones(ROUNDS))
+    return left_of(np.asarray(pull, np.float64), Strength(1, strength.power), 1, ages)
 
 
 def measure(name: str, run: Path, config: RunConfig) -> Row:
@@ -131,7 +144,7 @@ def measure(name: str, run: Path, config: RunConfig) -> Row:
         again, _, _ = retrained_model(run, prepared, ledger, gone, lambda *_: None)
         rounds = ledger.rounds()
         removal = leaving(ledger, frozenset(gone), rounds)
-        terms = undamped(ledger, removal, rounds, None)
+        terms = undamped(ledger, removal, rounds, USUAL_UPDATES)
         layout = ledger.settings.layout
         deviations = terms.deviations.read(0, layout.size)
         real = again.params.flat.astype(np.float64) - ledger.final.params.flat
@@ -140,7 +153,8 @@ def measure(name: str, run: Path, config: RunConfig) -> Row:
     some = values > LEAST * values.max()
     basis = (vectors[:, some] / np.sqrt(values[some])).T @ deviations
     ours, theirs = basis @ removed, basis @ real
-    along = bins(STRENGTH_ALONG * terms.scale * values[some], ours, theirs, removed)
+    factor = ALONG_DEVIATIONS.factor * terms.scale
+    along = bins(factor * values[some], ours, theirs, removed)
     across, others = removed - basis.T @ ours, real - basis.T @ theirs
     found = []
     start = 0
@@ -156,7 +170,8 @@ def measure(name: str, run: Path, config: RunConfig) -> Row:
     variance, ours, theirs = (
         np.concatenate(column) for column in zip(*found, strict=True)
     )
-    within = bins(STRENGTH * terms.scale * variance, ours, theirs, removed)
+    factor = WITHIN_LAYERS.factor * terms.scale
+    within = bins(factor * variance, ours, theirs, removed)
     return Row(name, within, along)
 
 
@@ -168,14 +183,12 @@ def layer_bases(rows: Array, side: int) -> tuple[Array, Array, Array]:
     return left, right, np.multiply.outer(of_left, of_right) / of_left.sum()
 
 
-def bins(
-    strength: Array, ours: Array, theirs: Array, removed: Array
-) -> tuple[Part, ...]:
+def bins(pull: Array, ours: Array, theirs: Array, removed: Array) -> tuple[Part, ...]:
     """Return what is left of the difference where directions scatter alike."""
     parts: list[Part] = []
     whole = float(removed @ removed)
     for low, high in itertools.pairwise(EDGES):
-        here = (strength > low) & (strength <= high)
+        here = (pull > low) & (pull <= high)
         squared = float(ours[here] @ ours[here])
         if squared > LEAST_PART * whole:
             left = float(ours[here] @ theirs[here]) / squared
@@ -188,34 +201,32 @@ def draw(rows: list[Row]) -> str:
 
     def paint(figure: Figure) -> None:
         panels = figure.subplots(1, 2, sharey=True)
-        line = 10.0 ** np.linspace(-2, 3, 100)
-        for axes, title, colour in (
-            (panels[0], "within a layer", BLUE),
-            (panels[1], "along the others' deviations", GREEN),
-        ):
+        within = (panels[0], "within a layer", BLUE, WITHIN_LAYERS, (0.01, 1, 100))
+        title = "along the others' deviations"
+        ticks = (1, 100, 10_000, 1_000_000)
+        along = (panels[1], title, GREEN, ALONG_DEVIATIONS, ticks)
+        for axes, title, colour, strength, marks in (within, along):
+            line = np.geomspace(marks[0], marks[-1], 100)
             for row in rows:
                 parts = row.within if colour == BLUE else row.along
                 axes.scatter(
-                    [strength for strength, _, _ in parts],
+                    [pull for pull, _, _ in parts],
                     [left for _, left, _ in parts],
                     s=[20 + 300 * size for _, _, size in parts],
                     color=colour,
                     alpha=0.55,
                     linewidths=0,
                 )
-            axes.plot(line, formula(line), color=INK)
+            axes.plot(line, formula(line, strength), color=INK)
             axes.axhline(0, color=FAINT, linewidth=0.8)
             axes.set_xscale("log")
-            marks = (0.01, 0.1, 1, 10, 100, 1000)
-            axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+            axes.set_xticks(marks, [f"{mark:,}" for mark in marks])
             axes.set_xticks([], minor=True)
             axes.set_ylim(-0.25, 1.25)
             axes.set_title(title)
             axes.set_xlabel("how much the others' updates scatter there")
         panels[0].set_ylabel("part of the difference")
-        panels[0].annotate(
-            "line: what the server removes", (0.011, formula(0.011) + 0.05), color=INK
-        )
+        panels[0].annotate("line: what the server removes", (0.011, 1.07), color=INK)
         panels[0].annotate("dots: what retraining removes", (0.011, -0.15))
 
     title = "What training with the others leaves of a client's influence"

@@ -104,6 +104,9 @@ class Sizes:
     trained_rounds: int = 20
 
 
+OLD = [[(1.0, 1.0)]]
+"""A single mark, older than the training."""
+
 QUICK = Sizes(
     rounds=4,
     repetitions=3,
@@ -176,7 +179,13 @@ def time_forgetting(
             "scalar": partial(scalar, request),
             "plain read": read,
             "linear algebra": partial(
-                hold_back, terms.difference, held, layout, terms.scale, reader.chain
+                hold_back,
+                terms.marks,
+                terms.ages,
+                held,
+                layout,
+                terms.scale,
+                reader.chain,
             ),
         }
         seconds = interleaved(
@@ -271,7 +280,9 @@ def time_wide_layers(
         updates = np.stack([low_rank(layout, rng) for _ in range(sizes.updates)])
         deviations = InMemory(updates / np.float32(np.sqrt(sizes.updates)))
         difference = low_rank(layout, rng)
-        answer = partial(hold_back, difference, deviations, layout, 1e3, b"seed")
+        answer = partial(
+            hold_back, difference[None], OLD, deviations, layout, 1e3, b"seed"
+        )
         leading, seconds = timed(answer)
         limit, kronecker.EXACT_SIDE = kronecker.EXACT_SIDE, max(shape)
         try:

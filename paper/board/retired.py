@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 
 from fastfedul.history.ledger import Ledger, read_round
-from fastfedul.params import Flat
+from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId
 
 COMMIT = "f3df8bfe0a1b8c041e740a116bc84bc82e453a8c"
@@ -85,7 +86,7 @@ def old_difference(
 
 def _write_rounds(ledger: Ledger, path: Path) -> None:
     """Write the first model and every round; names and shapes go in as JSON."""
-    arrays = {"initial": ledger.initial.params.flat}
+    arrays: dict[str, Array] = {"initial": ledger.initial.params.flat}
     shares = []
     for index in range(ledger.num_rounds):
         updates = read_round(ledger, index).updates
@@ -96,4 +97,8 @@ def _write_rounds(ledger: Ledger, path: Path) -> None:
         arrays[f"round-{index}"] = np.stack(flats)
     shapes = {slot.name: slot.shape for slot in ledger.settings.layout.slots}
     about = json.dumps({"shapes": shapes, "shares": shares})
-    np.savez(path, about=np.frombuffer(about.encode(), np.uint8), **arrays)
+    arrays["about"] = np.frombuffer(about.encode(), np.uint8)
+    with ZipFile(path, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)

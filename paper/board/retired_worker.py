@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +19,14 @@ def main(rounds: str, answer: str, skew: str, *forget: str) -> None:
         skew: `auto` or `direction`.
         forget: Who leaves.
     """
-    # The names are of the old software, which a type checker does not see.
-    import fastfedul as old
+    # The old software has other names than the one that a type checker sees.
+    old: Any = importlib.import_module("fastfedul")
 
     with np.load(rounds) as stored:
         about = json.loads(stored["about"].tobytes())
         shapes = about["shapes"]
 
-        def named(flat: np.ndarray) -> old.Params:
+        def named(flat: np.ndarray) -> Any:
             ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
             parts = np.split(flat, ends[:-1])
             pairs = zip(shapes.items(), parts, strict=True)

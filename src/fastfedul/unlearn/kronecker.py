@@ -24,13 +24,13 @@ docs/methods.md explains where the constants come from and where this fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 
-from fastfedul.history.streaming import one_thread_per_caller
+from fastfedul.history.streaming import one_thread_per_caller, run_blocks
 from fastfedul.params import Array, Flat, Layout, Slot, dot
 from fastfedul.rng import stream
 from fastfedul.unlearn.deviations import Deviations
@@ -142,8 +142,7 @@ def _hold_back(
     least: float,
 ) -> HeldBack:
     count = len(deviations)
-    rng = stream(int.from_bytes(seed), "bases")
-    groups = _Groups.of(count, rng)
+    groups = _Groups.of(count, stream(int.from_bytes(seed), "groups"))
     found = np.empty(layout.size, np.float32)
     gram = np.zeros((groups.count, groups.count))
     products = np.zeros((groups.count, len(marks) + 1))
@@ -152,13 +151,8 @@ def _hold_back(
     for slots, start in _side_by_side(layout):
         stop = start + sum(slot.size for slot in slots)
         rows = deviations.read(start, stop)
-        first = 0
-        for slot in slots:
-            part = slice(first, first := first + slot.size)
-            place = slice(start + part.start, start + part.stop)
-            found[place] = _in_basis(
-                marks[:, place], ages, rows[:, part], slot, scale, rng
-            )
+        here = marks[:, start:stop]
+        found[start:stop] = _within_layers(here, ages, rows, slots, scale, seed)
         if few:
             kept.append((slice(start, stop), rows))
         grouped = groups.sums(rows)
@@ -179,6 +173,33 @@ def _hold_back(
         if not few:
             found += deviations.combine(factors)
     return HeldBack(found, count, len(values), _kept(marks.sum(axis=0), found, layout))
+
+
+def _within_layers(
+    marks: Array,
+    ages: Sequence[Ages],
+    rows: Array,
+    slots: Sequence[Slot],
+    scale: float,
+    seed: bytes,
+) -> Flat:
+    """Return what is left of arrays that lie side by side, each in its own basis."""
+    ends = np.cumsum([slot.size for slot in slots]).tolist()
+    largest_first = sorted(range(len(slots)), key=lambda number: -slots[number].size)
+    found = np.empty(ends[-1], np.float32)
+
+    def work(turns: Iterable[int]) -> None:
+        for turn in turns:
+            number = largest_first[turn]
+            slot = slots[number]
+            place = slice(ends[number] - slot.size, ends[number])
+            rng = stream(int.from_bytes(seed), f"basis of {slot.name}")
+            found[place] = _in_basis(
+                marks[:, place], ages, rows[:, place], slot, scale, rng
+            )
+
+    run_blocks(work, len(slots))
+    return found
 
 
 def left_of(variance: Array, strength: Strength, scale: float, ages: Ages) -> Array:
@@ -260,8 +281,8 @@ def _in_basis(
     if len(slot.shape) < 2:
         variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
         for mark, own in zip(marks, ages, strict=True):
-            left = left_of(variance, WITHIN_LAYERS, scale, own)
-            found += mark * left.astype(np.float32)
+            kept = left_of(variance, WITHIN_LAYERS, scale, own)
+            found += mark * kept.astype(np.float32)
         return found
     stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
     left, right = _left_basis(stacked, rng), _right_basis(stacked, rng)

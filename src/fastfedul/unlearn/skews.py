@@ -228,7 +228,7 @@ class Kronecker:
             held.difference,
             terms.gamma_norms,
             (0.0,) * len(rounds),
-            norm(terms.marks.sum(axis=0) - held.difference),
+            norm(terms.difference - held.difference),
             Kronecker(updates),
             Reaction(
                 held.num_updates,

@@ -22,7 +22,7 @@ from fastfedul.history.participation import (
     joint_factors,
     participation,
 )
-from fastfedul.params import Array, norm
+from fastfedul.params import Array, Flat, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry
 from fastfedul.unlearn.cleaning import CleanedStep, cleaned_steps
 from fastfedul.unlearn.deviations import (
@@ -68,6 +68,12 @@ class Undamped:
     scale: float
     num_unknown: int
     notes: tuple[str, ...]
+
+    @property
+    def difference(self) -> Flat:
+        """Sum of the marks of all ages."""
+        found: Flat = self.marks.sum(axis=0)
+        return found
 
 
 def undamped(
