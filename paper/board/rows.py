@@ -25,7 +25,6 @@ from fastfedul.params import Flat, Params
 from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.records import Model
 from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.measured import Measured
 from fastfedul.unlearn.protocol import (
     Unlearner,
     UnlearnRequest,
@@ -34,6 +33,7 @@ from fastfedul.unlearn.protocol import (
 )
 from fastfedul.unlearn.retrain import Retrain
 from fastfedul.unlearn.skews import PAPERS_DAMPING, Kronecker, Scalar
+from paper.board.measured import Measured
 from paper.board.retired import old_difference
 from paper.board.runs import HONEST, Run, config_of, setting_for
 

@@ -15,7 +15,6 @@ from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.federaser import FedAccum, FedEraser
 from fastfedul.unlearn.fedrecover import FedRecover
 from fastfedul.unlearn.kd import KD
-from fastfedul.unlearn.measured import Measured
 from fastfedul.unlearn.pga import PGA
 from fastfedul.unlearn.protocol import (
     Needs,
@@ -125,7 +124,6 @@ METHODS: dict[str, Callable[..., Unlearner]] = {
     "fedrecover": FedRecover,
     "fast-fedul": _fast_fedul,
     "fast-fedul-paper": _papers,
-    "fast-fedul-measured": Measured,
     "fast-fedul-1": _random_keeping,
     "fast-fedul-2": _no_skew,
     "fast-fedul-3": _half_skew,

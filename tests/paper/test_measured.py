@@ -35,9 +35,9 @@ from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.measured import Measured, ServerTraining
 from fastfedul.unlearn.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
 from fastfedul.unlearn.skews import NoSkew
+from paper.board.measured import Measured, ServerTraining
 
 if TYPE_CHECKING:
     from tests.unlearn.conftest import SmallRun
