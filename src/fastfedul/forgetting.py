@@ -15,7 +15,7 @@ from fastfedul.params import norm
 from fastfedul.records import ClientId
 from fastfedul.unlearn.fast_fedul import FastFedUL
 from fastfedul.unlearn.protocol import UnlearnRequest
-from fastfedul.unlearn.removal import Removal
+from fastfedul.unlearn.removal import Removal, coverage_of
 from fastfedul.unlearn.skews import skew_of
 
 
@@ -46,15 +46,22 @@ def forget_as_planned(ledger: WritableLedger, client: ClientId) -> None:
     """Forget a client that a run's options name.
 
     Raises:
-        UnlearnRefusedError: If the method refuses; says how the run can go on.
+        UnlearnRefusedError: If the method refuses, with its reason. If too little of
+            the client was kept, the error also says how the run can go on.
     """
+    method = FastFedUL()
     try:
-        forget(ledger, [client])
+        forget(ledger, [client], method)
     except UnlearnRefusedError as error:
+        advice = ""
+        if coverage_of(ledger.updates_of(client)) < method.minimum_coverage:
+            advice = (
+                ": forget it with `fastfedul forget` and --minimum-coverage 0, then go "
+                "on with --resume"
+            )
         raise UnlearnRefusedError(
             f"{client!r:.80} was to be forgotten now: {error}; the rounds so far are "
-            "recorded: forget it with `fastfedul forget` and --minimum-coverage 0, "
-            "then go on with --resume"
+            f"recorded{advice}"
         ) from None
 
 

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from fastfedul import (
+    ClientUpdate,
+    DiskLedger,
+    LedgerReader,
+    LocalSGD,
+    Model,
+    Params,
+    Round,
+)
 
 COMMAND = (sys.executable, "-m", "fastfedul")
 LONG = "x" * 300
@@ -210,3 +218,77 @@ def test_verify_of_what_is_no_ledger_stays_an_error(tmp_path: Path) -> None:
         found = run("ledger", "verify", path, "--json", code=1)
         assert found.stdout == ""
         assert found.stderr.startswith("error: ")
+
+
+def shown_training(path: Path) -> str:
+    """The line of `ledger info` about local training, however it is wrapped."""
+    text = " ".join(run("ledger", "info", path).stdout.split())
+    return text.partition("local training ")[2].partition(" keeps ")[0]
+
+
+def test_info_says_how_clients_trained(tmp_path: Path) -> None:
+    zero = Params.of({"x": np.zeros(2, np.float32)})
+    slow = LocalSGD(lr=0.05, momentum=0.9, batch_size=32, epochs=2)
+    fast = LocalSGD(lr=0.5, momentum=0, batch_size=8, epochs=1)
+    path = tmp_path / "ledger"
+    words = "lr 0.05, momentum 0.9, batches of 32, 2 epochs"
+    other = "lr 0.5, momentum 0, batches of 8, 1 epoch"
+    more = f"{words} in rounds 0 to 1; {other} in round 3; {words} in round 4"
+    said = {
+        (): "no round yet",
+        (None,): "not recorded",
+        (slow, slow): words,
+        (slow, None, slow): f"{words}; not recorded in 1 of 3 rounds",
+        (slow, slow, fast): f"{words} in rounds 0 to 1; {other} in round 2",
+        (slow, slow, None, fast, slow, fast): f"{more}; more changes in --json; "
+        "not recorded in 1 of 6 rounds",
+    }
+    for number, (trainings, line) in enumerate(said.items()):
+        path = tmp_path / str(number)
+        with DiskLedger.create(path, Model(zero)) as ledger:
+            for index, local in enumerate(trainings):
+                updates = (ClientUpdate("ann", 1.0, zero),)
+                ledger.append(Round(index, updates, local=local))
+        assert shown_training(path) == line
+    facts = json.loads(run("ledger", "info", path, "--json").stdout)
+    assert facts["local_training"][1:3] == [
+        {"first_round": 2, "last_round": 2, "training": None},
+        {
+            "first_round": 3,
+            "last_round": 3,
+            "training": {"lr": 0.5, "momentum": 0, "batch_size": 8, "epochs": 1},
+        },
+    ]
+
+
+def test_an_import_can_say_how_clients_trained(saved: Path, tmp_path: Path) -> None:
+    options = ("--lr", 0.05, "--momentum", 0.9, "--batch-size", 32, "--epochs", 2)
+    run("ledger", "import", saved, tmp_path / "ledger", *options)
+    line = "lr 0.05, momentum 0.9, batches of 32, 2 epochs"
+    assert shown_training(tmp_path / "ledger") == line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--lr", 0.05), "add --momentum, --batch-size, --epochs, or give none"),
+        (
+            ("--lr", 0.05, "--momentum", 0, "--epochs", 1),
+            "add --batch-size, or give none of the four",
+        ),
+        (
+            ("--lr", 0, "--momentum", 0, "--batch-size", 32, "--epochs", 1),
+            "the learning rate of local training is 0.0",
+        ),
+        (
+            ("--lr", 0.05, "--momentum", 1, "--batch-size", 32, "--epochs", 1),
+            "the momentum of local training is 1.0",
+        ),
+    ],
+)
+def test_an_import_refuses_half_of_a_local_training(
+    options: tuple[object, ...], said: str, saved: Path, tmp_path: Path
+) -> None:
+    line = refused("ledger", "import", saved, tmp_path / "ledger", *options)
+    assert said in line
+    assert not (tmp_path / "ledger").exists()

@@ -1439,15 +1439,58 @@ def test_flipped_bits_of_the_index_never_give_a_wrong_answer(
         index.write_bytes(sound)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OverflowError("math range error"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        sqlite3.DatabaseError("another database is malformed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_the_callers_own_is_no_damage(
+    template: Path, error: Exception
+) -> None:
+    with LedgerReader(template) as reader:
+        with pytest.raises(type(error)) as caught, reader.snapshot():
+            raise error
+        assert caught.value is error
+        assert verify(reader).problems == ()
+
+
+def test_a_statement_that_fails_in_a_snapshot_is_damage(damaged: Path) -> None:
+    connection = sqlite3.connect(damaged / "index.sqlite")
+    connection.execute("DROP TABLE adjustments")
+    connection.commit()
+    connection.close()
+    with (
+        LedgerReader(damaged) as reader,
+        pytest.raises(LedgerDamagedError, match="no such table"),
+        reader.snapshot(),
+    ):
+        reader.adjustments()
+
+
+def test_an_index_in_use_is_not_taken_for_damage(
+    template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(index: Index) -> str:
+        raise LedgerError(f"{index.path} is in use by another program; try again")
+
+    monkeypatch.setattr(Index, "integrity", busy)
+    with LedgerReader(template) as reader, pytest.raises(LedgerError, match="in use"):
+        verify(reader)
+
+
 def test_damaged_text_is_quoted_on_one_line(damaged: Path) -> None:
     connection = sqlite3.connect(damaged / "index.sqlite")
     connection.execute("UPDATE head SET chain = CAST(X'600A1BFF26' AS TEXT)")
     connection.commit()
     connection.close()
-    with LedgerReader(damaged) as reader, pytest.raises(LedgerDamagedError) as caught:
-        verify(reader)
-    assert str(caught.value).isprintable()
-    assert "`\\n\\x1b" in str(caught.value)
+    with LedgerReader(damaged) as reader:
+        [problem] = verify(reader).problems
+    assert problem.isprintable()
+    assert "`\\n\\x1b" in problem
 
 
 def test_a_flipped_bit_of_a_lookup_table_never_swaps_participants(

@@ -16,6 +16,7 @@ from fastfedul import (
     FastFedULError,
     InvalidInputError,
     LedgerReader,
+    LocalSGD,
     read_round,
     verify,
 )
@@ -59,6 +60,19 @@ def test_saved_models_become_a_ledger(saved: Path, tmp_path: Path) -> None:
         assert ledger.final.buffers["n"] == 2
         [first, *_] = read_round(ledger, 1).updates
         assert first.delta is not None
+
+
+def test_local_training_is_recorded_for_every_round(
+    saved: Path, tmp_path: Path
+) -> None:
+    local = LocalSGD(lr=0.05, momentum=0.9, batch_size=32, epochs=2)
+    import_ledger(saved, tmp_path / "known", local=local)
+    import_ledger(saved, tmp_path / "unknown")
+    with LedgerReader(tmp_path / "known") as ledger:
+        assert [round_.local for round_ in ledger.rounds()] == [local, local]
+        assert not verify(ledger).problems
+    with LedgerReader(tmp_path / "unknown") as ledger:
+        assert [round_.local for round_ in ledger.rounds()] == [None, None]
 
 
 def test_a_missing_client_model_is_a_participant_without_update(

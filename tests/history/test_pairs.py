@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,113 @@ def test_erasing_a_client_removes_its_pairs_and_their_files(tmp_path: Path) -> N
         files = {path.name for path in (ledger.path / "arrays").iterdir()}
         assert len(files) == len(left) + 6 + 2  # pairs, sums, two models
         assert verify(ledger).problems == ()
+
+
+class Offers:
+    """Every pair that a ledger of sums was ever offered, with its priority."""
+
+    def __init__(self) -> None:
+        self.priorities: dict[tuple[int, str, str], float] = {}
+
+    def append(self, ledger: DiskLedger, round_: Round) -> None:
+        names = [update.client for update in round_.updates]
+        for pair in offered_pairs(ledger.chain, round_.index, len(names)):
+            place = round_.index, names[pair.left], names[pair.right]
+            self.priorities[place] = pair.priority
+        ledger.append(round_)
+
+    def below(self, limit: float, *, gone: str = "") -> set[tuple[int, str, str]]:
+        """Places of the pairs below a limit, without those of a client."""
+        return {
+            p for p, own in self.priorities.items() if own < limit and gone not in p
+        }
+
+
+def kept_in(ledger: DiskLedger) -> set[tuple[int, str, str]]:
+    return {(pair.round, pair.client, pair.other) for pair in ledger.pairs()}
+
+
+def without(client: str, rounds: list[Round]) -> list[Round]:
+    """The rounds as they are when a client does not take part any more."""
+    found = []
+    for round_ in rounds:
+        own = [update for update in round_.updates if update.client != client]
+        total = sum(update.share for update in own)
+        updates = tuple(replace(u, share=u.share / total) for u in own)
+        found.append(replace(round_, updates=updates))
+    return found
+
+
+def test_pairs_of_later_rounds_do_not_take_the_places_of_an_erased_client(
+    tmp_path: Path,
+) -> None:
+    rounds, offers = rounds_of(40), Offers()
+    with of_sums(tmp_path / "ledger", []) as ledger:
+        for round_ in rounds[:8]:
+            offers.append(ledger, round_)
+        # The first pair that had no place; all before it are kept.
+        limit = sorted(offers.priorities.values())[RESERVOIR]
+        assert kept_in(ledger) == offers.below(limit)
+
+        forget(ledger, ["c2"], erase=True)
+        assert kept_in(ledger) == offers.below(limit, gone="c2")
+        assert len(kept_in(ledger)) < RESERVOIR
+        later = without("c2", rounds[8:])
+        offers.append(ledger, later[0])
+        assert kept_in(ledger) == offers.below(limit, gone="c2")
+
+        for round_ in later[1:]:
+            offers.append(ledger, round_)
+        staying = {p: own for p, own in offers.priorities.items() if "c2" not in p}
+        limit = sorted(staying.values())[RESERVOIR]
+        assert kept_in(ledger) == offers.below(limit, gone="c2")
+        assert verify(ledger).problems == ()
+
+
+def test_a_compacted_ledger_goes_on_with_the_limit_of_its_pairs(tmp_path: Path) -> None:
+    rounds, offers = rounds_of(9), Offers()
+    with DiskLedger.create(tmp_path / "ledger", Model(Params.zeros(LAYOUT))) as ledger:
+        for round_ in rounds[:8]:
+            ledger.append(round_)
+        chain = ledger.chain
+        ledger.compact()
+        drawn = [p for i in range(8) for p in offered_pairs(chain, i, len(NAMES))]
+        limit = sorted(pair.priority for pair in drawn)[RESERVOIR]
+        forget(ledger, ["c2"], erase=True)
+        left = kept_in(ledger)
+        [last] = without("c2", rounds[8:])
+        offers.append(ledger, last)
+
+        assert len(left) < RESERVOIR
+        assert kept_in(ledger) == left | offers.below(limit)
+        assert len(offers.below(limit)) < len(offers.priorities)
+
+
+def test_a_budget_that_drops_pairs_lowers_their_limit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    wide = Params.of({"w": np.zeros(4_000, np.float32)}).layout
+    rounds, offers = [], Offers()
+    for round_ in rounds_of(7):
+        updates = tuple(
+            replace(u, delta=Params(wide, rng.standard_normal(4_000).astype("f4")))
+            for u in round_.updates
+        )
+        rounds.append(replace(round_, updates=updates))
+    start = Model(Params.zeros(wide))
+    with DiskLedger.create(tmp_path / "ledger", start, history="sums") as ledger:
+        for round_ in rounds[:5]:
+            offers.append(ledger, round_)
+        size = ledger.num_array_bytes() + ledger.index.num_bytes()
+        ledger.set_budget(size * 3 // 4)
+        offers.append(ledger, rounds[5])
+        num_kept = len(ledger.pairs())
+        assert 0 < num_kept < RESERVOIR
+        limit = sorted(offers.priorities.values())[num_kept]
+        assert kept_in(ledger) == offers.below(limit)
+
+        ledger.set_budget(None)
+        offers.append(ledger, rounds[6])
+        assert kept_in(ledger) == offers.below(limit)
 
 
 def test_compacting_keeps_as_many_pairs(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ ForgetOption = Annotated[
 ]
 MethodsOption = Annotated[
     str,
-    typer.Option(help=f"Names with commas, or `all`: {', '.join(METHODS)}."),
+    typer.Option(
+        help=f"Names with commas, or `all`: {', '.join(METHODS)}. "
+        f"[default: {', '.join(SERVER_ONLY)}]",
+        show_default=False,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

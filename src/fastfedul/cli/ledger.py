@@ -11,6 +11,15 @@ from typing import Annotated, Any, cast
 import typer
 from rich.markup import escape
 
+from fastfedul.cli.local_training import (
+    BatchSize,
+    Epochs,
+    LearningRate,
+    Momentum,
+    chosen_training,
+    show_training,
+    training_spans,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -56,6 +65,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             for state in ("active", "forgotten", "erased")
         }
         settings = ledger.settings
+        spans = training_spans(ledger.rounds())
         facts: dict[str, Any] = {
             "path": str(ledger.path),
             "format": FORMAT,
@@ -68,6 +78,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             "update_dtype": settings.update_dtype,
             "step_dtype": settings.step_dtype,
             "history": settings.history,
+            "local_training": [asdict(span) for span in spans],
             "budget": settings.budget,
             "bytes": ledger.num_array_bytes(),
             "chain": ledger.chain.hex(),
@@ -93,6 +104,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             ("clients", people or "none yet"),
             ("parameters", f"{facts['parameters']:,} in {facts['arrays']} arrays"),
             ("aggregation", facts["aggregation"]),
+            ("local training", show_training(spans)),
             ("keeps", _kept(settings)),
             ("size", show_bytes(facts["bytes"]) + _of(settings.budget)),
             ("chain", facts["chain"]),
@@ -252,6 +264,10 @@ def import_models(
         list[str] | None,
         typer.Option(help="Name of an array that is not learned; may be repeated."),
     ] = None,
+    lr: LearningRate = None,
+    momentum: Momentum = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
     json: JsonFlag = False,
 ) -> None:
     """Start a ledger from models saved round by round while training.
@@ -261,11 +277,15 @@ def import_models(
     (each participant's model after its training in that round); and, if clients count
     by their size, `shares.json`: {"0": {"NAME": 120, ...}, ...}, with every round in
     it. Files may be .npz too.
+
+    If you know how the clients trained, add --lr, --momentum, --batch-size and
+    --epochs: all four or none, the same for every round. **forget** uses them.
     """
     if store not in STORAGE_DTYPES:
         raise InvalidInputError(
             f"--store is {', '.join(STORAGE_DTYPES)}, not {store!r:.40}"
         )
+    local = chosen_training(lr, momentum, batch_size, epochs)
     with progress_bar("importing rounds") as progress:
         rounds = import_ledger(
             folder,
@@ -273,6 +293,7 @@ def import_models(
             aggregation=aggregation,
             update_dtype=store,
             buffers=frozenset(buffer or ()),
+            local=local,
             progress=progress,
         )
     if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.unlearn.skews import PAPERS_DAMPING, SKEWS, Scalar, Skew, skew_of
+from fastfedul.unlearn.skews import PAPERS_DAMPING, Scalar, Skew, skew_of
 
 SkewName = Annotated[
     str | None,
@@ -16,7 +16,7 @@ SkewName = Annotated[
         "kronecker: most where their updates differ most. scalar: the same part of "
         "everything in every round, as in the paper. none: nothing. "
         "[default: kronecker; scalar with --damping or --alternate]",
-        metavar="|".join(SKEWS),
+        metavar="SKEW",
         show_default=False,
     ),
 ]

@@ -28,6 +28,7 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.request import answers_of, show_answers
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.history.codec import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from fastfedul.experiment import RunSummary
@@ -110,7 +111,9 @@ def train_run(
     attack: Annotated[
         str | None,
         _option(
-            "What attackers do. [none]", _ATTACK, "none|pixel|edge-case|label-flip"
+            "What attackers do: none, pixel, edge-case or label-flip. [none]",
+            _ATTACK,
+            "KIND",
         ),
     ] = None,
     attackers: Annotated[
@@ -131,10 +134,11 @@ def train_run(
     keep: Annotated[
         str | None,
         _option(
-            "Updates the ledger keeps of a round; or sums: one sum per client and some "
-            "differences of two, which stays small however long it trains. [all]",
+            "Updates the ledger keeps of a round: all, optimal:M, top:M or uniform:M; "
+            "or sums: one sum per client and some differences of two, which stays "
+            "small however long it trains. [all]",
             _RECORD,
-            "all|optimal:M|top:M|uniform:M|sums",
+            "KEEP",
         ),
     ] = None,
     keep_use: Annotated[
@@ -148,9 +152,9 @@ def train_run(
     store: Annotated[
         str | None,
         _option(
-            "How updates are stored. [float32]",
+            f"How updates are stored: {', '.join(STORAGE_DTYPES)}. [float32]",
             _RECORD,
-            "float32|float16|bfloat16|int8",
+            "DTYPE",
         ),
     ] = None,
     budget: Annotated[

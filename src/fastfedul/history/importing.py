@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,7 +26,14 @@ from fastfedul.history.folder import new_folder, why
 from fastfedul.history.model_files import SUFFIXES, read_model
 from fastfedul.history.storage import DiskLedger
 from fastfedul.params import Params, subtract
-from fastfedul.records import ClientId, ClientUpdate, Model, Round, StorageDtype
+from fastfedul.records import (
+    ClientId,
+    ClientUpdate,
+    LocalSGD,
+    Model,
+    Round,
+    StorageDtype,
+)
 
 Progress = Callable[[int, int], None]
 Sizes = Mapping[ClientId, float]
@@ -39,6 +47,7 @@ def import_ledger(
     update_dtype: StorageDtype = "float32",
     step_dtype: StorageDtype = "float32",
     buffers: frozenset[str] = frozenset(),
+    local: LocalSGD | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Write a ledger of saved models to `out` and return its number of rounds.
@@ -52,6 +61,7 @@ def import_ledger(
         update_dtype: How updates are stored.
         step_dtype: How steps are stored.
         buffers: Names of float arrays that are not learned, such as running means.
+        local: How the clients of every round trained; None if that is not known.
         progress: Called with rounds done and rounds in all.
     """
     models = _numbered(folder / "global")
@@ -80,9 +90,8 @@ def import_ledger(
                 after = read_model(
                     models[index + 1], layout=model.params.layout, buffers=buffers
                 )
-                ledger.append(
-                    _round(folder, index, model, after, sizes[index], buffers)
-                )
+                round_ = _round(folder, index, model, after, sizes[index], buffers)
+                ledger.append(replace(round_, local=local))
                 model = after
                 if progress:
                     progress(index + 1, len(models) - 1)

@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.history.index_errors import sqlite_errors
@@ -80,32 +80,32 @@ class Index:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold one consistent view of the index."""
-        with sqlite_errors(self.path):
-            if self._connection.in_transaction:
-                yield
-                return
-            self._execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.rollback()
+        """Hold one consistent view of the index.
+
+        Errors of the block itself pass through: only those of SQLite become a
+        ledger's.
+        """
+        if self._in_transaction():
+            yield
+            return
+        self._execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._roll_back()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Commit everything or, on any error, nothing."""
-        with sqlite_errors(self.path):
-            if self._connection.in_transaction:
-                raise LedgerError("a ledger cannot be changed inside its snapshot")
-            self._execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.rollback()
-                raise
+        if self._in_transaction():
+            raise LedgerError("a ledger cannot be changed inside its snapshot")
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
 
     def load_counts(self) -> None:
         """Take the row counts from the head, before rows are added or removed."""
@@ -139,10 +139,10 @@ class Index:
         if table in self._counts:
             self._counts[table] -= cursor.rowcount
 
-    def put_head(self, chain: bytes, model: bytes) -> None:
+    def put_head(self, chain: bytes, model: bytes, pair_limit: float) -> None:
         """Write the one row that says where the ledger stands."""
         counts = (self._counts[table] for table in COUNTED)
-        self.replace("head", (1, chain, model, *counts))
+        self.replace("head", (1, chain, model, pair_limit, *counts))
 
     def rows(self, table: str, span: Span | None = None, **equal: Value) -> list[Row]:
         """Return checked rows without their digests, in the order of their keys.
@@ -190,9 +190,9 @@ class Index:
         """Return rows in the order of their keys; none was changed or comes twice."""
         columns, key = names(table), key_of(table)
         order = ", ".join(columns[place] for place in key)
-        found = self._execute(
+        found = self._fetch(
             f"SELECT * FROM {table} {where} ORDER BY {order}", arguments
-        ).fetchall()
+        )
         for row in found:
             if row[-1] != digest_of(table, *row[:-1]):
                 raise LedgerDamagedError(f"{self.describe(table, row)} was changed")
@@ -210,7 +210,7 @@ class Index:
 
     def changed_rows(self, table: str) -> list[str]:
         """Return the places of all rows of a table that are not what was written."""
-        found = self._execute(f"SELECT * FROM {table}").fetchall()
+        found = self._fetch(f"SELECT * FROM {table}")
         return [
             f"{self.describe(table, row)} was changed"
             for row in found
@@ -226,8 +226,8 @@ class Index:
 
     def num_bytes(self) -> int:
         """Return the size of the file, what is not committed yet included."""
-        pages = int(self._execute("PRAGMA page_count").fetchone()[0])
-        return pages * int(self._execute("PRAGMA page_size").fetchone()[0])
+        pages = int(self._fetch("PRAGMA page_count")[0][0])
+        return pages * int(self._fetch("PRAGMA page_size")[0][0])
 
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
@@ -238,7 +238,7 @@ class Index:
 
     def is_as_defined(self) -> bool:
         """Return whether tables and indexes are those of this format."""
-        found = set(self._execute(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
+        found = set(self._fetch(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
         return found == catalogue()
 
     def first_kept_round(self) -> int | None:
@@ -247,15 +247,15 @@ class Index:
         Only a hint where to begin: rows are checked when they are read.
         """
         sql = "SELECT min(round) FROM updates WHERE array IS NOT NULL"
-        found = self._execute(sql).fetchone()[0]
+        found = self._fetch(sql)[0][0]
         return found if isinstance(found, int) else None
 
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
-        found = self._execute("SELECT format FROM ledger").fetchone()
-        if not found or not isinstance(found[0], int):
+        found = self._fetch("SELECT format FROM ledger")
+        if not found or not isinstance(found[0][0], int):
             raise LedgerDamagedError(f"{self.path} is damaged: it names no format")
-        return found[0]
+        return found[0][0]
 
     def unused(self, digests: set[bytes]) -> set[bytes]:
         """Return those of some arrays that no row refers to, by looking at all."""
@@ -267,21 +267,21 @@ class Index:
             for table, column in REFERENCES:
                 where = f"NOT INDEXED WHERE {column} IN ({marks})"
                 sql = f"SELECT DISTINCT {column} FROM {table} {where}"
-                used.update(row[0] for row in self._execute(sql, some))
+                used.update(row[0] for row in self._fetch(sql, some))
         return digests - used
 
     def array_bytes(self) -> int:
         """Return the bytes of all arrays as the index has them, unchecked."""
-        found = self._execute("SELECT total(num_bytes) FROM arrays").fetchone()
-        return int(found[0])
+        with sqlite_errors(self.path):
+            return int(self._fetch("SELECT total(num_bytes) FROM arrays")[0][0])
 
     def count(self, table: str) -> int:
         """Return how many rows a table really has."""
-        return int(self._execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+        return int(self._fetch(f"SELECT count(*) FROM {table}")[0][0])
 
     def integrity(self) -> str:
         """Return SQLite's own verdict, `ok` if it finds nothing."""
-        return str(self._execute("PRAGMA integrity_check(1)").fetchone()[0])
+        return str(self._fetch("PRAGMA integrity_check(1)")[0][0])
 
     def describe(self, table: str, row: Sequence[object]) -> str:
         """Return a row's place in words: round and client where it has them."""
@@ -300,27 +300,41 @@ class Index:
         return f"row {row[0]} of the table {table} in the index"
 
     def _name_of(self, client: object) -> str:
-        found = self._connection.execute(
-            "SELECT name FROM clients WHERE id = ?", (client,)
-        ).fetchone()
-        return f"{found[0]!r:.120}" if found else f"number {client}"
+        found = self._fetch("SELECT name FROM clients WHERE id = ?", (client,))
+        return f"{found[0][0]!r:.120}" if found else f"number {client}"
 
     def user_of(self, array: object) -> str:
         """Return in words who uses an array, as far as the index still tells."""
-        found = self._connection.execute(
+        found = self._fetch(
             "SELECT client, round FROM updates WHERE array = ?1 "
             "UNION SELECT client, round FROM pairs WHERE array = ?1 "
             "UNION SELECT NULL, round FROM rounds WHERE step = ?1",
             (array,),
-        ).fetchone()
+        )
         if not found:
             return "a model or a client's sum"
-        if found[0] is None:
-            return f"round {found[1]}, step"
-        return f"round {found[1]}, client {self._name_of(found[0])}"
+        client, round_ = found[0]
+        if client is None:
+            return f"round {round_}, step"
+        return f"round {round_}, client {self._name_of(client)}"
 
     def _execute(self, sql: str, arguments: Sequence[Value] = ()) -> sqlite3.Cursor:
-        return self._connection.execute(sql, arguments)
+        with sqlite_errors(self.path):
+            return self._connection.execute(sql, arguments)
+
+    def _fetch(self, sql: str, arguments: Sequence[object] = ()) -> list[Any]:
+        """Return all rows; SQLite finds some damage only when it reads them."""
+        with sqlite_errors(self.path):
+            return self._connection.execute(sql, arguments).fetchall()
+
+    def _in_transaction(self) -> bool:
+        with sqlite_errors(self.path):
+            return self._connection.in_transaction
+
+    def _roll_back(self) -> None:
+        with sqlite_errors(self.path):
+            if self._connection.in_transaction:
+                self._connection.rollback()
 
 
 def _int(value: Value) -> int:

@@ -12,7 +12,11 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 
 @contextlib.contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite raises over an index into errors of a ledger."""
+    """Turn what SQLite raises over an index into errors of a ledger.
+
+    Only a statement of SQLite belongs inside, no caller's code: its errors are no
+    damage.
+    """
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -6,9 +6,11 @@ the step would not do: the step has the leaver's update in it, and so would ever
 that is left when the leaver goes. A difference of two clients has nobody else in it,
 and goes when either of the two does.
 
-Each round offers some of its pairs, each with a random priority; the ledger keeps the
-pairs of the lowest priorities. So every pair that was ever offered is kept with the
-same probability, however many rounds there are.
+Each round offers some of its pairs, each with a random priority. The ledger keeps the
+pairs whose priority is below a limit. While there are more of them than places, it
+drops the pair of the highest priority and lowers the limit to that priority. An
+erasure leaves places free and the limit as it is. So every pair that was ever offered
+is kept with the same probability, whether its round came early or late.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from fastfedul.rng import stream
 
 RESERVOIR = 64
 """How many pairs a ledger of sums keeps, and how many a round offers at most."""
+
+NO_LIMIT = 1.0
+"""Limit before a pair was dropped for lack of a place; priorities are below 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "id INTEGER PRIMARY KEY",
         "chain BLOB",
         "model BLOB",
+        "pair_limit REAL",
         "num_clients INTEGER",
         "num_rounds INTEGER",
         "num_updates INTEGER",

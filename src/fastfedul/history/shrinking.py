@@ -106,7 +106,7 @@ class ShrinkingWriter(RewritingWriter):
             after = sum(self._info(digest).num_bytes for digest in models)
             after += len(clients) * arrays.vector_bytes("float32", size)
             pair = arrays.vector_bytes(settings.update_dtype, size)
-            after += len(self._drawn_pairs()) * pair
+            after += min(len(self._offered()), RESERVOIR) * pair
             return Compaction(self.num_array_bytes(), after, LOST, self._not_exact())
 
     def _check_compactable(self) -> None:
@@ -152,7 +152,10 @@ class ShrinkingWriter(RewritingWriter):
             if progress:
                 progress(done + 1, len(clients) + 1)
             self._put_sum(change, client, own_difference(self, client["name"]))
-        for index, pair, left, right in self._drawn_pairs():
+        offered = self._offered()
+        if len(offered) > RESERVOIR:
+            change.head["pair_limit"] = offered[RESERVOIR][1].priority
+        for index, pair, left, right in offered[:RESERVOIR]:
             refs = [VectorRef(index, left.client), VectorRef(index, right.client)]
             difference = self.combine(refs, [[1.0, -1.0]]).sums[0]
             # A sampled pair stands for those that were not kept, too.
@@ -170,10 +173,10 @@ class ShrinkingWriter(RewritingWriter):
             change.replace("rounds", row)
         change.head["chain"] = self._relink(change)
 
-    def _drawn_pairs(
+    def _offered(
         self,
     ) -> list[tuple[int, OfferedPair, UpdateEntry, UpdateEntry]]:
-        """Return the pairs of kept updates that a ledger of sums would keep."""
+        """Return the pairs of kept updates that all rounds offer, lowest first."""
         chain = self._head()["chain"]
         offered = []
         for round_ in self.rounds():
@@ -182,7 +185,7 @@ class ShrinkingWriter(RewritingWriter):
                 (round_.index, pair, kept[pair.left], kept[pair.right])
                 for pair in offered_pairs(chain, round_.index, len(kept))
             ]
-        return sorted(offered, key=lambda one: one[1].priority)[:RESERVOIR]
+        return sorted(offered, key=lambda one: one[1].priority)
 
     def _let_go(self, change: Change) -> None:
         for found in self.index.rows("rounds"):
@@ -287,7 +290,9 @@ class ShrinkingWriter(RewritingWriter):
         """Drop the kept pair of the highest priority; return whether there was one."""
         pairs = [fields("pairs", row) for row in self.index.rows("pairs")]
         if pairs:
-            self._drop_pair(change, max(pairs, key=itemgetter("priority")))
+            last = max(pairs, key=itemgetter("priority"))
+            self._drop_pair(change, last)
+            change.head["pair_limit"] = last["priority"]
         return bool(pairs)
 
     def _drop_some(self, change: Change, excess: int, dropped: Dropped) -> bool:

@@ -24,6 +24,7 @@ from fastfedul.history.erasure import check_erasable, rewritten_rounds
 from fastfedul.history.folder import ARRAYS, INDEX, explain, new_folder
 from fastfedul.history.index import Index
 from fastfedul.history.ledger import now, require_known, vector
+from fastfedul.history.pairs import NO_LIMIT
 from fastfedul.history.recording import (
     require_buffers,
 )
@@ -341,7 +342,7 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
             rest = (settings.aggregation, info.digest)
             index.put("ledger", (1, FORMAT, text, *dtypes, *rest))
             chain = genesis(text, *dtypes, settings.aggregation, info.digest)
-            index.put_head(chain, info.digest)
+            index.put_head(chain, info.digest, NO_LIMIT)
             index.put_policy(settings.history, settings.budget)
     finally:
         index.close()

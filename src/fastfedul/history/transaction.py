@@ -127,7 +127,8 @@ class Change:
 
     def save_head(self) -> None:
         """Write the head as it is now, with the counts of rows so far."""
-        self._index.put_head(self.head["chain"], self.head["model"])
+        head = self.head
+        self._index.put_head(head["chain"], head["model"], head["pair_limit"])
 
     def _remove(self, digest: bytes) -> None:
         # What cannot be removed now is swept away on the next open.

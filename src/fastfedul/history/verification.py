@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fastfedul.errors import LedgerError
+from fastfedul.errors import LedgerDamagedError
 from fastfedul.history import arrays
 from fastfedul.history.chain import content_of, genesis, link
 from fastfedul.history.entries import fields, local_values
@@ -106,7 +106,7 @@ def _index_problems(index: Index) -> Iterator[str]:
             yield from index.changed_rows(table)
         head = fields("head", index.one("head", id=1))
         index.one("policy", id=1)
-    except LedgerError as error:
+    except LedgerDamagedError as error:
         yield str(error)
         return
     for table in COUNTED:
@@ -176,7 +176,7 @@ def _request_problems(index: Index) -> Iterator[str]:
     """Compare the requests with the log: each one applied is named by its entry."""
     try:
         requests = read_requests(index)
-    except LedgerError as error:
+    except LedgerDamagedError as error:
         yield str(error)
         return
     applied = {

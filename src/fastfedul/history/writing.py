@@ -181,15 +181,19 @@ class LedgerWriter(LedgerReader):
         """Keep some differences of two updates, in the place of others if need be."""
         updates = recorded.updates
         chain: bytes = change.before["chain"]
-        new = offered_pairs(chain, recorded.index, len(updates))
+        limit = change.head["pair_limit"]
+        offered = offered_pairs(chain, recorded.index, len(updates))
+        new = [pair for pair in offered if pair.priority < limit]
         new.sort(key=attrgetter("priority"))
         kept = [fields("pairs", row) for row in self.index.rows("pairs")]
         kept.sort(key=itemgetter("priority"))
         while kept and len(kept) + len(new) > RESERVOIR:
             if new and new[-1].priority >= kept[-1]["priority"]:
-                new.pop()
+                change.head["pair_limit"] = new.pop().priority
             else:
-                self._drop_pair(change, kept.pop())
+                last = kept.pop()
+                self._drop_pair(change, last)
+                change.head["pair_limit"] = last["priority"]
         for pair in new:
             left, right = updates[pair.left], updates[pair.right]
             assert left.vector is not None
