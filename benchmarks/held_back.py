@@ -30,7 +30,6 @@ from fastfedul.experiment import train
 from fastfedul.params import Array
 from fastfedul.preparation import prepare
 from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK
-from fastfedul.reproduction.plot_style import render
 from fastfedul.run_config import RunConfig
 from fastfedul.unlearn.kronecker import (
     ALONG_DEVIATIONS,
@@ -42,6 +41,7 @@ from fastfedul.unlearn.kronecker import (
 from fastfedul.unlearn.skews import USUAL_UPDATES
 from fastfedul.unlearn.tracing import leaving
 from fastfedul.unlearn.undamped import ages_of, undamped
+from paper.plot_style import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

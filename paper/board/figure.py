@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfedul.report.drawing import BLUE, EMPTY, FAINT, GREEN, INK, VERMILLION
-from fastfedul.reproduction.plot_style import ORANGE, PURPLE, SKY, YELLOW, render
 from fastfedul.rng import name_key, stream
 from paper.board import rows
 from paper.board.summary import BACKDOOR, MAIN, SHOWN, Gaps, Judged, Metric, gaps
+from paper.plot_style import ORANGE, PURPLE, SKY, YELLOW, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.reproduction.settings import Setting, oct_data, setting_of
 from fastfedul.rng import stream
 from fastfedul.run_config import RunConfig
+from paper.settings import Setting, oct_data, setting_of
 
 DIGITS, DIAMONDS, MNIST, CIFAR10, SCANS = (
     "digits",

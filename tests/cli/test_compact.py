@@ -107,12 +107,13 @@ def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> N
     assert "not what was sent" in run("ledger", "verify", ledger).stdout
     for options in (("--damping", 0.07), ("--skew", "none")):
         refused = run("forget", ledger, "bob", *options, code=1).stderr
-        assert refused.startswith("error: this ledger keeps sums")
-        assert "skew kronecker" in " ".join(refused.split())
+        told = " ".join(refused.split())
+        assert "needs the updates of rounds, and this ledger keeps sums" in told
+        assert "skew kronecker" in told
     after = run_json("forget", ledger, "bob", "--erase")
     assert (before["skew"], after["skew"]) == ("kronecker", "kronecker")
-    # How the others differ is known from pairs now, and no longer from every update.
-    assert after["delta_norm"] == pytest.approx(before["delta_norm"], rel=0.2)
+    # Which round a mark is of is lost, and all of the last one's does not go any more.
+    assert 0.5 < after["delta_norm"] / before["delta_norm"] < 1
     assert 0 < after["used"]["updates"] <= 64
     assert after["coverage"] == 1
     assert after["bytes_read"] < before["bytes_read"]

@@ -256,15 +256,16 @@ def test_compacting_keeps_as_many_pairs(tmp_path: Path) -> None:
     with ledger:
         for round_ in rounds:
             ledger.append(round_)
-        whole = FastFedUL()(UnlearnRequest(ledger, frozenset({"c0"})))
         ledger.compact()
         assert len(ledger.pairs()) == RESERVOIR
         again = FastFedUL()(UnlearnRequest(ledger, frozenset({"c0"})))
         assert verify(ledger).problems == ()
 
-    # One axis only: the same formula from pairs in place of deviations.
-    gap = np.linalg.norm(again.delta.flat - whole.delta.flat)
-    assert gap < 0.5 * np.linalg.norm(whole.delta.flat)
+    # The pairs are drawn anew, so that they differ, but not what they stand for.
+    with of_sums(tmp_path / "sums", rounds) as ledger:
+        recorded = FastFedUL()(UnlearnRequest(ledger, frozenset({"c0"})))
+    gap = np.linalg.norm(again.delta.flat - recorded.delta.flat)
+    assert gap < 0.3 * np.linalg.norm(recorded.delta.flat)
 
 
 def test_pairs_may_be_kept_in_few_bits(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from fastfedul.cli import (
     forget,
     key,
     ledger,
-    reproduce,
     request,
     train,
     verify,
@@ -47,7 +46,6 @@ app.command("verify")(verify.verify_certificate)
 app.command("evaluate")(evaluate.evaluate_run)
 app.command("compare")(compare.compare_methods)
 app.command("report")(compare.write_report)
-app.command("reproduce")(reproduce.reproduce_paper)
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,14 +69,13 @@ def main(
     """Take a client back out of a federated model, without data and without training.
 
     Start with **fastfedul demo**. **train** runs a federation on one machine,
-    **evaluate**, **compare** and **report** measure it, and **reproduce** runs the
-    evaluation of the paper. A **ledger** remembers what
+    **evaluate**, **compare** and **report** measure it. A **ledger** remembers what
     every client contributed to every round. **forget** reads it, estimates what the
     model would be without a client, and makes that the current model. It is an
-    estimate: each result says how much of
-    the client's history it could use, and nothing here certifies that a model has
-    forgotten. **request** asks for it while training goes on; every forgetting gets a
-    certificate of what was done, signed with a **key**, which **verify** checks.
+    estimate: each result says how much of the client's history it could use, and
+    nothing here certifies that a model has forgotten. **request** asks for it while
+    training goes on; every forgetting gets a certificate of what was done, signed with
+    a **key**, which **verify** checks.
 
     Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
     wrong usage; 130 interrupted.
@@ -87,8 +84,13 @@ def main(
 
 def run() -> None:
     """Run the command line."""
+    run_app(app)
+
+
+def run_app(application: typer.Typer) -> None:
+    """Run verbs; errors become one line and an exit code."""
     try:
-        app()
+        application()
     except FastFedULError as error:
         _print_error(str(error))
         sys.exit(1)

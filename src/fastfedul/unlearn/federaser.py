@@ -38,6 +38,7 @@ from fastfedul.unlearn.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    require_rounds_for,
 )
 
 Calibration = Literal["client", "layer"]
@@ -161,6 +162,7 @@ class FedAccum:
         """Return the first model plus the weighted means of the rounds that count."""
         name = "fedaccum"
         ledger = request.ledger
+        require_rounds_for(name, ledger)
         refs: list[VectorRef] = []
         weights: list[float] = []
         with ledger.snapshot():

@@ -122,6 +122,19 @@ def measured(method: Unlearner, request: UnlearnRequest) -> UnlearnResult:
     )
 
 
+def require_rounds_for(name: str, ledger: Ledger) -> None:
+    """Raise unless a ledger has the updates of rounds, which a method needs.
+
+    Raises:
+        UnlearnRefusedError: If the ledger keeps sums.
+    """
+    if ledger.settings.history == "sums":
+        raise UnlearnRefusedError(
+            f"{name} needs the updates of rounds, and this ledger keeps sums per "
+            "client; forget with fast-fedul (skew kronecker), or record with --keep all"
+        )
+
+
 def federation_of(request: UnlearnRequest, name: str, needs: Needs) -> Federation:
     """Return the federation that a method needs.
 
@@ -129,6 +142,8 @@ def federation_of(request: UnlearnRequest, name: str, needs: Needs) -> Federatio
         UnlearnRefusedError: If what it needs is not there.
         InvalidInputError: If a client to forget is not part of it.
     """
+    if needs.history:
+        require_rounds_for(name, request.ledger)
     federation = request.federation
     if federation is None:
         raise UnlearnRefusedError(

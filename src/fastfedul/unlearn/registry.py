@@ -21,6 +21,7 @@ from fastfedul.unlearn.protocol import (
     Unlearner,
     UnlearnRequest,
     UnlearnResult,
+    require_rounds_for,
 )
 from fastfedul.unlearn.retrain import Retrain
 from fastfedul.unlearn.skews import (
@@ -56,6 +57,7 @@ class OnSample:
             UnlearnRefusedError: If the ledger itself is a sample: whether an update is
                 there then depends on two draws, and the second knows only its own.
         """
+        require_rounds_for("a sample of the updates", request.ledger)
         for client in sorted(request.forget):
             updates = request.ledger.updates_of(client)
             if any(not u.kept or u.keep_probability < 1 for u in updates):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.history.erasure import replayed_step, without
 from fastfedul.history.ledger import Ledger, vector
 from fastfedul.params import Array, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
+from fastfedul.unlearn.protocol import require_rounds_for
 
 _TOLD = 1e-4
 """Part of its terms that a squared norm must be, for products in float32 to tell it."""
@@ -97,11 +98,7 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     Raises:
         UnlearnRefusedError: If the history has no rounds.
     """
-    if ledger.settings.history == "sums":
-        raise UnlearnRefusedError(
-            "this ledger keeps sums, not the steps and updates of rounds; forget with "
-            "skew kronecker, which needs no more"
-        )
+    require_rounds_for("skew scalar or none", ledger)
     if ledger.settings.aggregation == MEAN:
         return _by_combination(ledger, removal, decays)
     return _by_replay(ledger, removal, decays)

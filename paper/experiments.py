@@ -8,8 +8,8 @@ from typing import Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.history.codec import STORAGE_DTYPES
-from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, Kind
-from fastfedul.reproduction.settings import Scale, Setting, data_sets, setting_of
+from paper.cells import BEFORE, RETRAINED, Cell, Kind
+from paper.settings import Scale, Setting, data_sets, setting_of
 
 ATTACKS = ("edge-case", "pixel")
 HALF = "half of the clients a round"

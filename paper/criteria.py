@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fastfedul.report.wording import NOTHING
-from fastfedul.reproduction import paper
-from fastfedul.reproduction.cells import RETRAINED
-from fastfedul.reproduction.experiments import HALF
-from fastfedul.reproduction.summary import Summary, by_table
 from fastfedul.unlearn.registry import find_method
+from paper import published
+from paper.cells import RETRAINED
+from paper.experiments import HALF
+from paper.summary import Summary, by_table
 
 MAIN_POINTS = 2.0
 BACKDOOR_POINTS = 5.0
@@ -65,7 +65,7 @@ def _row(method: str, summaries: Sequence[Summary]) -> str:
         "",
         "",
     )
-    papers = paper.CRITERIA.get(name, (None,) * 5)
+    papers = published.CRITERIA.get(name, (None,) * 5)
     cells = [
         f"{_mark(own)}{text} / {_mark(theirs)}"
         for own, text, theirs in zip(ours, said, papers, strict=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.report.drawing import BLUE, GREEN, LOOK, VERMILLION
-from fastfedul.reproduction.columns import cut
-from fastfedul.reproduction.summary import Summary
+from paper.columns import cut
+from paper.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

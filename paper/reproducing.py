@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.reproduction.cells import Cell, CellStore, run_key
-from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
-from fastfedul.reproduction.running import Say, compute
-from fastfedul.reproduction.settings import SCALES, Scale
-from fastfedul.reproduction.writing import write
+from paper.cells import Cell, CellStore, run_key
+from paper.experiments import EXPERIMENTS, Line, lines_of
+from paper.running import Say, compute
+from paper.settings import SCALES, Scale
+from paper.writing import write
 
 RESULTS, RUNS = "results", "runs"
 

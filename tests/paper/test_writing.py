@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.reproduction.cells import CellStore
-from fastfedul.reproduction.experiments import lines_of
-from fastfedul.reproduction.writing import write
+from paper.cells import CellStore
+from paper.experiments import lines_of
+from paper.writing import write
 
 Fill = Callable[..., CellStore]
 

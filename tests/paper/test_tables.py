@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fastfedul.reproduction.cells import CellStore
-from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
-from fastfedul.reproduction.settings import SCALES, Scale
-from fastfedul.reproduction.summary import summarize
-from fastfedul.reproduction.tables import CSV_COLUMNS, to_csv, to_markdown
+from paper.cells import CellStore
+from paper.experiments import EXPERIMENTS, Line, lines_of
+from paper.settings import SCALES, Scale
+from paper.summary import summarize
+from paper.tables import CSV_COLUMNS, to_csv, to_markdown
 
 Build = Callable[..., Line]
 Fill = Callable[..., CellStore]
@@ -74,7 +74,7 @@ def test_a_line_has_its_mean_interval_counts_and_the_papers_figures(
         "-0.97",
         "+1.00",
     ]
-    assert "fastfedul reproduce pixel --scale standard --seeds 2 --out DIR" in text
+    assert "python -m paper pixel --scale standard --seeds 2 --out DIR" in text
 
 
 def test_one_seed_has_no_interval_and_the_text_says_so(

@@ -1,4 +1,4 @@
-"""`fastfedul reproduce`: the paper's tables and figures, with ours beside."""
+"""`python -m paper`: the paper's tables and figures, with ours beside."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastfedul.cli.main import run_app
 from fastfedul.cli.output import JsonFlag, err, out, print_json
+from paper.experiments import EXPERIMENTS
+from paper.reproducing import plan, reproduce
 
 if TYPE_CHECKING:
-    from fastfedul.reproduction.running import Say
+    from paper.running import Say
 
-NAMES = (
-    "edge-case",
-    "pixel",
-    "non-iid",
-    "ablation",
-    "damping",
-    "deviation",
-    "cost",
-    "sampling",
-    "criteria",
-    "history",
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+@app.command()
 def reproduce_paper(
     name: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(NAMES)}, several with commas, or all.", metavar="NAME"
+            help=f"{', '.join(EXPERIMENTS)}, several with commas, or all.",
+            metavar="NAME",
         ),
     ],
     folder: Annotated[Path, typer.Option("--out", help="Folder for the pages.")],
@@ -69,12 +67,10 @@ def reproduce_paper(
     command writes NAME.md, NAME.csv, NAME.json and the plots to OUT; --limit 0 writes
     them from the results that are there.
 
-    Example: `fastfedul reproduce edge-case --out tables --scale smoke --seeds 2`
+    Example: `python -m paper edge-case --out tables --scale smoke --seeds 2`
 
     The repository's own pages: `--out docs/results --results results`
     """
-    from fastfedul.reproduction.reproducing import plan, reproduce
-
     planned = plan(name, scale, seeds, folder, results=results, only=data)
     with _progress(planned.num_done, planned.num_cells) as say:
         written = reproduce(planned, say, limit=limit)
@@ -121,3 +117,7 @@ def _progress(done: int, total: int) -> Iterator[Say]:
     ) as bar:
         task = bar.add_task("", total=total, completed=done)
         yield lambda what, count: bar.update(task, description=what, advance=count)
+
+
+if __name__ == "__main__":
+    run_app(app)

@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 import pytest
 
-from fastfedul.reproduction.cells import BEFORE, RETRAINED, CellStore, Kind
-from fastfedul.reproduction.experiments import EXPERIMENTS, lines_of
-from fastfedul.reproduction.writing import write
 from fastfedul.unlearn.registry import METHODS, find_method
+from paper.cells import BEFORE, RETRAINED, CellStore, Kind
+from paper.experiments import EXPERIMENTS, lines_of
+from paper.writing import write
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES, RESULTS = ROOT / "docs" / "results", ROOT / "results"
@@ -39,7 +39,9 @@ def test_a_page_is_what_its_cells_give(
     # Which data set stands for OCTMNIST depends on what is there.
     data_file("oct_retina_subset.npz")
     page = (PAGES / f"{name}.md").read_text("utf-8")
-    [num_seeds] = re.findall(rf"reproduce {name} --scale standard --seeds (\d+)", page)
+    [num_seeds] = re.findall(
+        rf"python -m paper {name} --scale standard --seeds (\d+)", page
+    )
     lines = lines_of(name, "standard", int(num_seeds))
     write(name, "standard", lines, CellStore(RESULTS), tmp_path)
     for suffix in ("md", "csv", "json"):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fastfedul.evaluate.intervals import Interval, Mean
 from fastfedul.report.wording import NOTHING, show_bytes, show_count, show_seconds
-from fastfedul.reproduction import paper
-from fastfedul.reproduction.experiments import ERASER, PAPER, PAPER_ALL
-from fastfedul.reproduction.summary import WIDE_DEGREES, Summary
+from paper import published
+from paper.experiments import ERASER, PAPER, PAPER_ALL
+from paper.summary import WIDE_DEGREES, Summary
 
 Group = Sequence[Summary]
 """The lines of one table."""
@@ -104,8 +104,8 @@ def ratio_of(value: float | None, base: float | None) -> float | None:
 
 def papers_time(line: Summary) -> float | None:
     """Return the paper's time as a multiple of its Fast-FedUL's, for its data sets."""
-    known = line.data in paper.MAIN_TABLES.get(line.attack, {})
-    return paper.TIMES.get(line.label) if known else None
+    known = line.data in published.MAIN_TABLES.get(line.attack, {})
+    return published.TIMES.get(line.label) if known else None
 
 
 def find(label: str, group: Group) -> Summary | None:
@@ -161,8 +161,8 @@ def _papers_angle(line: Summary, _: Group) -> str:
     if line.data != "mnist":
         return NOTHING
     return {
-        PAPER_ALL.label: f"mean below {paper.MEAN_ANGLE_BELOW:g}°",
-        "fast-fedul-2": f"{paper.SKEW_IGNORANT_ANGLE_RATIO:g} ×",
+        PAPER_ALL.label: f"mean below {published.MEAN_ANGLE_BELOW:g}°",
+        "fast-fedul-2": f"{published.SKEW_IGNORANT_ANGLE_RATIO:g} ×",
     }.get(line.label, NOTHING)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastfedul.reproduction.bar_plots import draw_accuracies, draw_angles, draw_costs
-from fastfedul.reproduction.cells import BEFORE, RETRAINED
-from fastfedul.reproduction.columns import Group
-from fastfedul.reproduction.line_plots import (
+from paper.bar_plots import draw_accuracies, draw_angles, draw_costs
+from paper.cells import BEFORE, RETRAINED
+from paper.columns import Group
+from paper.line_plots import (
     draw_budgets,
     draw_history,
     draw_iterations,
     draw_levels,
 )
-from fastfedul.reproduction.summary import Summary
+from paper.summary import Summary
 
 Draw = Callable[[str, str, Group], str]
 _DRAW: dict[str, tuple[Draw, str]] = {

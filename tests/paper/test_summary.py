@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from fastfedul.evaluate.intervals import Mean, Proportion
-from fastfedul.reproduction.cells import CellStore
-from fastfedul.reproduction.experiments import Line, lines_of
-from fastfedul.reproduction.summary import Summary, by_table, summarize
+from paper.cells import CellStore
+from paper.experiments import Line, lines_of
+from paper.summary import Summary, by_table, summarize
 
 Build = Callable[..., Line]
 

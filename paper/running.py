@@ -31,9 +31,6 @@ from fastfedul.preparation import (
     start_workers,
 )
 from fastfedul.records import Model
-from fastfedul.reproduction.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
-from fastfedul.reproduction.memory import watched
-from fastfedul.reproduction.storing import stored_bytes
 from fastfedul.run_config import CONFIG, RunConfig
 from fastfedul.unlearn.fast_fedul import iterations
 from fastfedul.unlearn.protocol import (
@@ -44,6 +41,9 @@ from fastfedul.unlearn.protocol import (
 )
 from fastfedul.unlearn.removal import Removal
 from fastfedul.unlearn.skews import PAPERS_DAMPING, Scalar
+from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
+from paper.memory import watched
+from paper.storing import stored_bytes
 
 Say = Callable[[str, int], None]
 """Told what is being done, and how many cells were finished by it."""

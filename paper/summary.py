@@ -9,9 +9,9 @@ from itertools import zip_longest
 from typing import Any
 
 from fastfedul.evaluate.intervals import Mean, Proportion, mean_interval
-from fastfedul.reproduction import paper
-from fastfedul.reproduction.cells import CellStore, Kind
-from fastfedul.reproduction.experiments import Line
+from paper import published
+from paper.cells import CellStore, Kind
+from paper.experiments import Line
 
 WIDE_DEGREES = 20.0
 """From this angle on, an output unit counts as turned."""
@@ -77,7 +77,7 @@ class Summary:
     backdoor: Mean | None = None
     main_pooled: Proportion | None = None
     backdoor_pooled: Proportion | None = None
-    paper: paper.Scores | None = None
+    paper: published.Scores | None = None
     main_difference: float | None = None
     backdoor_difference: float | None = None
     seconds: float | None = None
@@ -133,14 +133,14 @@ def by_table(summaries: Iterable[Summary]) -> dict[Table, list[Summary]]:
     return found
 
 
-def papers_scores(line: Line) -> paper.Scores | None:
+def papers_scores(line: Line) -> published.Scores | None:
     """Return the paper's main and backdoor accuracy of a line, if it has them."""
     first = line.cells[0]
     if line.partition != "iid" or line.parameter is not None or first.kind != "model":
         return None
-    found = paper.MAIN_TABLES.get(line.attack, {}).get(line.data, {})
+    found = published.MAIN_TABLES.get(line.attack, {}).get(line.data, {})
     if line.data == "mnist":
-        found = {**found, **paper.VARIANTS.get(line.attack, {})}
+        found = {**found, **published.VARIANTS.get(line.attack, {})}
     return found.get(line.label)
 
 

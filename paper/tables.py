@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from fastfedul.report.wording import tidy
-from fastfedul.reproduction.columns import Group, columns_of, line_of
-from fastfedul.reproduction.criteria import ABOUT, criteria_table
-from fastfedul.reproduction.settings import Scale
-from fastfedul.reproduction.summary import MEANS, WIDE_DEGREES, Summary, by_table
+from paper.columns import Group, columns_of, line_of
+from paper.criteria import ABOUT, criteria_table
+from paper.settings import Scale
+from paper.summary import MEANS, WIDE_DEGREES, Summary, by_table
 
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "edge-case": (
@@ -139,9 +139,7 @@ def _introduction(
     about: Sequence[str], name: str, scale: Scale, summaries: Sequence[Summary]
 ) -> list[str]:
     num_seeds = max((line.seeds_wanted for line in summaries), default=1)
-    command = (
-        f"fastfedul reproduce {name} --scale {scale} --seeds {num_seeds} --out DIR"
-    )
+    command = f"python -m paper {name} --scale {scale} --seeds {num_seeds} --out DIR"
     said = [*about, f"`{command}` writes this page."]
     said += _means(num_seeds) if name in _PLAIN else _intervals(num_seeds)
     if scale == "smoke":

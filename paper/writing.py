@@ -9,14 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.reproduction.cells import CellStore
-from fastfedul.reproduction.experiments import Line
-from fastfedul.reproduction.plot_style import can_plot
-from fastfedul.reproduction.plots import plots_of
-from fastfedul.reproduction.settings import Scale
-from fastfedul.reproduction.summary import Summary, summarize
-from fastfedul.reproduction.tables import to_csv, to_markdown
 from fastfedul.whole_files import write_whole
+from paper.cells import CellStore
+from paper.experiments import Line
+from paper.plot_style import can_plot
+from paper.plots import plots_of
+from paper.settings import Scale
+from paper.summary import Summary, summarize
+from paper.tables import to_csv, to_markdown
 
 _NO_PLOTS = "\nPlots need matplotlib: `pip install 'fastfedul[report]'`.\n"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from fastfedul.errors import FastFedULError
-from fastfedul.reproduction.cells import Cell, CellStore
 from fastfedul.run_config import RunConfig
+from paper.cells import Cell, CellStore
 
 APPEND = """
 import sys
 from pathlib import Path
-from fastfedul.reproduction.cells import Cell, CellStore
+from paper.cells import Cell, CellStore
 from fastfedul.run_config import RunConfig
 store = CellStore(Path(sys.argv[1]))
 for seed in range(int(sys.argv[2]), 80, 2):

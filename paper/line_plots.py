@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastfedul.report.drawing import FAINT, INK
-from fastfedul.reproduction.cells import BEFORE, RETRAINED
-from fastfedul.reproduction.columns import Group
-from fastfedul.reproduction.experiments import DEFAULT, PAPER
-from fastfedul.reproduction.plot_style import (
+from paper.cells import BEFORE, RETRAINED
+from paper.columns import Group
+from paper.experiments import DEFAULT, PAPER
+from paper.plot_style import (
     BACKDOOR,
     COLOURS,
     MAIN,
@@ -22,7 +22,7 @@ from fastfedul.reproduction.plot_style import (
     value_of,
     whiskers,
 )
-from fastfedul.reproduction.summary import Summary
+from paper.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.reproduction.cells import CellStore
-from fastfedul.reproduction.experiments import EXPERIMENTS, Line, lines_of
-from fastfedul.reproduction.plots import plots_of
-from fastfedul.reproduction.settings import SCALES, Scale
-from fastfedul.reproduction.summary import summarize
+from paper.cells import CellStore
+from paper.experiments import EXPERIMENTS, Line, lines_of
+from paper.plots import plots_of
+from paper.settings import SCALES, Scale
+from paper.summary import summarize
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 
@@ -116,8 +116,5 @@ def test_without_matplotlib_one_line_says_what_to_install(
 
 
 def test_importing_the_plots_does_not_import_matplotlib() -> None:
-    code = (
-        "import sys, fastfedul.reproduction.writing; "
-        "sys.exit('matplotlib' in sys.modules)"
-    )
+    code = "import sys, paper.writing; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

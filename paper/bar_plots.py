@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK, VERMILLION
 from fastfedul.report.wording import show_bytes
-from fastfedul.reproduction.columns import Group, find, papers_time, show_percent
-from fastfedul.reproduction.experiments import PAPER
-from fastfedul.reproduction.plot_style import (
+from paper.columns import Group, find, papers_time, show_percent
+from paper.experiments import PAPER
+from paper.plot_style import (
     BACKDOOR,
     MAIN,
     ORANGE,
@@ -22,7 +22,7 @@ from fastfedul.reproduction.plot_style import (
     value_of,
     whiskers,
 )
-from fastfedul.reproduction.summary import WIDE_DEGREES
+from paper.summary import WIDE_DEGREES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
