@@ -34,7 +34,7 @@ from fastfedul import (
     read_round,
     verify,
 )
-from fastfedul.history.schema import COLUMNS
+from fastfedul.ledger.store.schema import COLUMNS
 from fastfedul.records import StorageDtype
 from fastfedul.rng import stream
 

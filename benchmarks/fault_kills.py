@@ -27,7 +27,7 @@ from benchmarks.fault_writer import (
     worker_command,
 )
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, verify
-from fastfedul.history.ledger import vector
+from fastfedul.ledger.protocol import vector
 from fastfedul.params import Flat, weighted_sum
 from fastfedul.records import VectorRef
 from fastfedul.rng import stream

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import machine, progress, work_folder, write_result
 from benchmarks.train_setting import mnist_clients, save_clients
-from fastfedul.integrations.flower_engine import QUIET
+from fastfedul.integrations.flower.engine import QUIET
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_PARAMETERS = 206_922

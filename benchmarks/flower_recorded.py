@@ -24,9 +24,9 @@ from flwr.simulation import run_simulation
 from benchmarks import train_flower
 from benchmarks.measuring import write_plainly
 from benchmarks.train_loops import new_network
+from fastfedul.forgetting.requests import add_request
 from fastfedul.integrations.flower import Recorded
-from fastfedul.integrations.flower_client import identify
-from fastfedul.requests import add_request
+from fastfedul.integrations.flower.client import identify
 
 server_app = ServerApp()
 

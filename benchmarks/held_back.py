@@ -25,22 +25,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import machine, progress, write_result
 from fastfedul import LedgerReader
-from fastfedul.comparing import retrained_model
-from fastfedul.experiment import train
-from fastfedul.params import Array
-from fastfedul.preparation import prepare
-from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK
-from fastfedul.run_config import RunConfig
-from fastfedul.unlearn.kronecker import (
+from fastfedul.methods.fast_fedul.kronecker import (
     ALONG_DEVIATIONS,
     LEAST,
     WITHIN_LAYERS,
     Strength,
     left_of,
 )
-from fastfedul.unlearn.skews import USUAL_UPDATES
-from fastfedul.unlearn.tracing import leaving
-from fastfedul.unlearn.undamped import ages_of, undamped
+from fastfedul.methods.fast_fedul.skews import USUAL_UPDATES
+from fastfedul.methods.fast_fedul.tracing import leaving
+from fastfedul.methods.fast_fedul.undamped import ages_of, undamped
+from fastfedul.params import Array
+from fastfedul.report.drawing import BLUE, FAINT, GREEN, INK
+from fastfedul.runs.comparison import retrained_model
+from fastfedul.runs.config import RunConfig
+from fastfedul.runs.preparation import prepare
+from fastfedul.runs.training import train
 from paper.plot_style import render
 
 if TYPE_CHECKING:

@@ -48,18 +48,18 @@ from fastfedul import (
     Scalar,
     UnlearnRequest,
 )
-from fastfedul.experiment import train
-from fastfedul.history.ledger import Ledger
-from fastfedul.history.recoding import recoded
-from fastfedul.history.sampling import Keep
-from fastfedul.history.views import CountedLedger, LedgerView
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.recoding import recoded
+from fastfedul.ledger.views import CountedLedger, LedgerView
+from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul.kronecker import hold_back
+from fastfedul.methods.fast_fedul.tracing import leaving
+from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Array, Flat, Layout, Slot
 from fastfedul.rng import stream
-from fastfedul.run_config import RunConfig
-from fastfedul.unlearn import kronecker
-from fastfedul.unlearn.kronecker import hold_back
-from fastfedul.unlearn.tracing import leaving
-from fastfedul.unlearn.undamped import undamped
+from fastfedul.runs.config import RunConfig
+from fastfedul.runs.training import train
 
 CNN = (
     ("conv1", (16, 1, 5, 5)),

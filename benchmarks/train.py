@@ -41,7 +41,7 @@ from benchmarks.train_setting import mnist_clients, save_clients, trainer
 from fastfedul import DiskLedger, Round
 from fastfedul.data.dataset import ClientData
 from fastfedul.federation.rounds import Schedule, run_rounds
-from fastfedul.federation.workers import Workers, open_workers
+from fastfedul.federation.workers.pool import Workers, open_workers
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_WORKERS = 2
@@ -52,7 +52,7 @@ import sys
 from pathlib import Path
 from benchmarks.train_setting import load_client, trainer
 from fastfedul.federation.rounds import Schedule, run_rounds
-from fastfedul.federation.workers import open_workers
+from fastfedul.federation.workers.pool import open_workers
 
 def main():
     path, num_clients, num_rounds = Path(sys.argv[1]), *map(int, sys.argv[2:])
@@ -74,7 +74,7 @@ import sys
 from pathlib import Path
 from benchmarks.train_setting import load_client, trainer
 from fastfedul.federation.local import train_client
-from fastfedul.federation.worker_process import keep_freed_memory
+from fastfedul.federation.workers.worker_process import keep_freed_memory
 
 keep_freed_memory()
 path, num_rounds, *numbers = Path(sys.argv[1]), *map(int, sys.argv[2:])
@@ -89,7 +89,7 @@ for index in range(num_rounds):
 PEAK = """
 import sys
 from multiprocessing import active_children
-from fastfedul.experiment import RunConfig, train
+from fastfedul.runs.training import RunConfig, train
 
 def peak(pid):
     status = open(f"/proc/{pid}/status").read()

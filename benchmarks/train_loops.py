@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.train_setting import LOCAL, MODEL, NUM_CLASSES, SHAPE
 from fastfedul.data.dataset import ClientData, to_model_input
-from fastfedul.integrations.torch_models import build
+from fastfedul.integrations.torch.models import build
 
 
 def new_network(*, channels_last: bool) -> nn.Module:

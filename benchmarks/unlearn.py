@@ -53,8 +53,8 @@ from fastfedul import (
     Scalar,
     UnlearnRequest,
 )
-from fastfedul.history.arrays import write_vector
-from fastfedul.history.codec import STORAGE_DTYPES
+from fastfedul.ledger.store.arrays import write_vector
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat
 from fastfedul.records import VectorRef
 
@@ -441,8 +441,8 @@ def measure_retraining(
         figures.results["retraining_over_compact"] = None
         figures.line("retraining_over_compact", "not measured: needs the extra torch")
         return
-    from fastfedul.comparing import compare
-    from fastfedul.experiment import RunConfig, train
+    from fastfedul.runs.comparison import compare
+    from fastfedul.runs.training import RunConfig, train
 
     task = display.add_task("retraining", total=2 + sizes.repetitions + 1)
     run, compact = folder / "run", folder / "run-compact"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastfedul.errors import FastFedULError
-from fastfedul.history.schema import digest_of
-from fastfedul.run_config import RunConfig
-from fastfedul.whole_files import write_whole
+from fastfedul.files import write_whole
+from fastfedul.ledger.store.schema import digest_of
+from fastfedul.runs.config import RunConfig
 
 BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fastfedul.methods.registry import find_method
 from fastfedul.report.wording import NOTHING
-from fastfedul.unlearn.registry import find_method
 from paper import published
 from paper.cells import RETRAINED
 from paper.experiments import HALF

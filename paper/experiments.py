@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.history.codec import STORAGE_DTYPES
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from paper.cells import BEFORE, RETRAINED, Cell, Kind
 from paper.settings import Scale, Setting, data_sets, setting_of
 

@@ -10,37 +10,37 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastfedul.comparing import (
-    find_methods,
-    questions_of,
-    retrained_model,
-)
 from fastfedul.errors import NothingToPoisonError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, evaluate
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.experiment import load_config, resume, train
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.federation.workers import Workers
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.recoding import recoded
-from fastfedul.history.sampling import Keep
-from fastfedul.preparation import (
-    federation_for,
-    prepare,
-    score,
-    start_workers,
-)
-from fastfedul.records import Model
-from fastfedul.run_config import CONFIG, RunConfig
-from fastfedul.unlearn.fast_fedul import iterations
-from fastfedul.unlearn.protocol import (
+from fastfedul.federation.workers.pool import Workers
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.recoding import recoded
+from fastfedul.methods.fast_fedul.method import iterations
+from fastfedul.methods.fast_fedul.removal import Removal
+from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar
+from fastfedul.methods.protocol import (
     Unlearner,
     UnlearnRequest,
     UnlearnResult,
     measured,
 )
-from fastfedul.unlearn.removal import Removal
-from fastfedul.unlearn.skews import PAPERS_DAMPING, Scalar
+from fastfedul.records import Model
+from fastfedul.runs.comparison import (
+    find_methods,
+    questions_of,
+    retrained_model,
+)
+from fastfedul.runs.config import CONFIG, RunConfig
+from fastfedul.runs.preparation import (
+    federation_for,
+    prepare,
+    score,
+    start_workers,
+)
+from fastfedul.runs.training import load_config, resume, train
 from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
 from paper.memory import watched
 from paper.storing import stored_bytes

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from fastfedul.data.sources import find_source, locate
 from fastfedul.errors import InvalidInputError
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 
 Scale = Literal["smoke", "standard"]
 SCALES: tuple[Scale, ...] = ("smoke", "standard")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastfedul.history.codec import VALUE_BYTES, num_scales
-from fastfedul.history.ledger import Ledger
-from fastfedul.history.pairs import RESERVOIR
-from fastfedul.history.sampling import Keep
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.pairs import RESERVOIR
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.store.codec import VALUE_BYTES, num_scales
 from fastfedul.records import StorageDtype
 
 _FLOAT32 = 4

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.whole_files import write_whole
+from fastfedul.files import write_whole
 from paper.cells import CellStore
 from paper.experiments import Line
 from paper.plot_style import can_plot

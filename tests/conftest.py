@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul.history import codec
-from fastfedul.history.codec import SCALE_BLOCK
+from fastfedul.ledger.store import codec
+from fastfedul.ledger.store.codec import SCALE_BLOCK
 from fastfedul.params import Flat
 from fastfedul.records import StorageDtype
 

@@ -39,21 +39,21 @@ from fastfedul.federation.trainer import (
     LocalTraining,
     TrainingError,
 )
-from fastfedul.history.ledger import Ledger, models
-from fastfedul.params import Flat, Params
-from fastfedul.records import Model, VectorRef
-from fastfedul.rng import stream
-from fastfedul.unlearn.cleaning import cleaned_steps
-from fastfedul.unlearn.kd import Probabilities, soft_labels
-from fastfedul.unlearn.protocol import (
+from fastfedul.ledger.protocol import Ledger, models
+from fastfedul.methods.fast_fedul.cleaning import cleaned_steps
+from fastfedul.methods.fast_fedul.removal import coverages, judge
+from fastfedul.methods.fast_fedul.tracing import Leaving, gamma_factors, leaving
+from fastfedul.methods.kd import Probabilities, soft_labels
+from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
     federation_of,
 )
-from fastfedul.unlearn.removal import coverages, judge
-from fastfedul.unlearn.tracing import Leaving, gamma_factors, leaving
+from fastfedul.params import Flat, Params
+from fastfedul.records import Model, VectorRef
+from fastfedul.rng import stream
 
 NAME = "measured"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastfedul.evaluate.intervals import Mean
+from fastfedul.files import write_whole
 from fastfedul.report.wording import NOTHING, tidy
-from fastfedul.whole_files import write_whole
 from paper.board.figure import CLIP, draw_gaps
 from paper.board.rows import BEFORE, KRONECKER, KRONECKER_64, RIVALS, TRAINING_FREE
 from paper.board.runs import all_runs

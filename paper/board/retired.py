@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from fastfedul.history.ledger import Ledger, read_round
+from fastfedul.ledger.protocol import Ledger, read_round
 from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId
 

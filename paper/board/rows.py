@@ -11,28 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from fastfedul.comparing import find_methods, questions_of
 from fastfedul.errors import NothingToPoisonError, UnlearnRefusedError
 from fastfedul.evaluate.comparison import Answers, Questions, ask, score
 from fastfedul.evaluate.membership import membership, per_example_loss
-from fastfedul.experiment import train
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.federation.workers import Workers, open_workers
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.recoding import recoded
-from fastfedul.history.sampling import Keep
-from fastfedul.params import Flat, Params
-from fastfedul.preparation import Prepared, federation_for, prepare, start_workers
-from fastfedul.records import Model
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import (
+from fastfedul.federation.workers.pool import Workers, open_workers
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.recoding import recoded
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar
+from fastfedul.methods.protocol import (
     Unlearner,
     UnlearnRequest,
     UnlearnResult,
     measured,
 )
-from fastfedul.unlearn.retrain import Retrain
-from fastfedul.unlearn.skews import PAPERS_DAMPING, Kronecker, Scalar
+from fastfedul.methods.retrain import Retrain
+from fastfedul.params import Flat, Params
+from fastfedul.records import Model
+from fastfedul.runs.comparison import find_methods, questions_of
+from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
+from fastfedul.runs.training import train
 from paper.board.measured import Measured
 from paper.board.retired import old_difference
 from paper.board.runs import HONEST, Run, config_of, setting_for

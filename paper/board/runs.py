@@ -16,7 +16,7 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.rng import stream
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 from paper.settings import Setting, oct_data, setting_of
 
 DIGITS, DIAMONDS, MNIST, CIFAR10, SCANS = (

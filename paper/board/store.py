@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fastfedul.errors import FastFedULError
-from fastfedul.whole_files import write_whole
+from fastfedul.files import write_whole
 from paper.board.runs import Run
 
 Line = dict[str, Any]

@@ -10,25 +10,25 @@ from fastfedul.errors import (
     UnlearnRefusedError,
 )
 from fastfedul.federation.aggregation import Aggregation
-from fastfedul.forgetting import erase, forget
-from fastfedul.history.ledger import Ledger, params_at, read_round
-from fastfedul.history.memory import MemoryLedger
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.sampling import Keep
-from fastfedul.history.storage import DiskLedger
-from fastfedul.history.verification import verify
-from fastfedul.params import Params
-from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
-from fastfedul.requests import (
+from fastfedul.forgetting.requests import (
     AppliedRequest,
     add_request,
     apply_requests,
     cancel_request,
 )
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest, UnlearnResult
-from fastfedul.unlearn.removal import Removal
-from fastfedul.unlearn.skews import Kronecker, NoSkew, Scalar
+from fastfedul.forgetting.service import erase, forget
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.memory import MemoryLedger
+from fastfedul.ledger.protocol import Ledger, params_at, read_round
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.verification import verify
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.removal import Removal
+from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar
+from fastfedul.methods.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.params import Params
+from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
 
 __all__ = [
     "Aggregation",

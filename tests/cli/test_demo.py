@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="training needs the extra torch")
 
 from fastfedul.cli.main import app
 from fastfedul.errors import InvalidInputError
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 
 
 class TrainedError(Exception):
@@ -26,7 +26,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         write_run(folder, config)
         raise TrainedError
 
-    monkeypatch.setattr("fastfedul.experiment.train", train)
+    monkeypatch.setattr("fastfedul.runs.training.train", train)
 
 
 def write_run(folder: Path, config: RunConfig) -> None:

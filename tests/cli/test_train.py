@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fastfedul import LedgerReader
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 
 pytest.importorskip("torch")
 

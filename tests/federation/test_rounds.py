@@ -21,8 +21,8 @@ from fastfedul.federation.rounds import (
     run_rounds,
     shares_of,
 )
-from fastfedul.history.memory import MemoryLedger
-from fastfedul.history.sampling import Keep
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.rng import name_key, stream
 
 NAMES = tuple(f"client-{number}" for number in range(12))

@@ -18,9 +18,9 @@ from fastfedul.data.partition import Partition, split
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.rounds import Schedule, advance, run_rounds
-from fastfedul.federation.shared_arrays import ArrayShape, arrays_in, create
 from fastfedul.federation.trainer import LocalTraining, TrainingError
-from fastfedul.federation.workers import InProcess, WorkerProcesses, open_workers
+from fastfedul.federation.workers.pool import InProcess, WorkerProcesses, open_workers
+from fastfedul.federation.workers.shared_arrays import ArrayShape, arrays_in, create
 from fastfedul.integrations.torch import TorchTrainer
 from fastfedul.records import Model
 
@@ -81,7 +81,7 @@ import time
 
 from fastfedul.data.partition import Partition, split
 from fastfedul.data.sources import load
-from fastfedul.federation.workers import open_workers
+from fastfedul.federation.workers.pool import open_workers
 from fastfedul.integrations.torch import TorchTrainer
 
 if __name__ == "__main__":

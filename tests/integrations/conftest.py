@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fastfedul.integrations.flower_engine import QUIET
+from fastfedul.integrations.flower.engine import QUIET
 
 MISSING = find_spec("flwr") is None or find_spec("ray") is None
 APP = Path(__file__).with_name("flower_app.py")

@@ -34,12 +34,12 @@ from flwr.simulation import run_simulation
 from safetensors.numpy import save_file
 
 from fastfedul.errors import FastFedULError
-from fastfedul.experiment import Prepared, RunConfig, prepare
+from fastfedul.forgetting.requests import add_request
 from fastfedul.integrations.flower import Recorded
-from fastfedul.integrations.flower_client import identify
-from fastfedul.integrations.flower_grid import AdmittedGrid
-from fastfedul.requests import add_request
+from fastfedul.integrations.flower.client import identify
+from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.rng import name_key, stream
+from fastfedul.runs.training import Prepared, RunConfig, prepare
 
 NUM_CLIENTS = 5
 SIZES = (10, 20, 30, 40, 50)

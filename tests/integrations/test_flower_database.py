@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfedul.integrations.flower_database import FlowerDatabaseError, clear_deleted
+from fastfedul.integrations.flower.database import FlowerDatabaseError, clear_deleted
 from fastfedul.rng import stream
 
 TABLES = """
@@ -160,7 +160,7 @@ def test_killed_while_clearing_no_row_is_lost(tmp_path: Path, delay: float) -> N
     arrays = make(path, num_arrays=40, size=500_000)
     code = (
         "import sys; from pathlib import Path\n"
-        "from fastfedul.integrations.flower_database import clear_deleted\n"
+        "from fastfedul.integrations.flower.database import clear_deleted\n"
         "print('go', flush=True); clear_deleted(Path(sys.argv[1]))\n"
     )
     with subprocess.Popen(

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.verification import verify
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.verification import verify
 
 if find_spec("flwr") is None:
     if os.environ.get("CI"):

@@ -16,11 +16,11 @@ import pytest
 
 from fastfedul import LedgerReader
 from fastfedul.errors import InvalidInputError
-from fastfedul.experiment import RoundMetrics, RunConfig, prepare, resume, train
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.federation.workers import InProcess
-from fastfedul.integrations.flower_engine import FlowerWorkers
-from fastfedul.integrations.flower_errors import MissingFlowerError
+from fastfedul.federation.workers.pool import InProcess
+from fastfedul.integrations.flower.engine import FlowerWorkers
+from fastfedul.integrations.flower.errors import MissingFlowerError
+from fastfedul.runs.training import RoundMetrics, RunConfig, prepare, resume, train
 
 pytest.importorskip("torch")
 
@@ -139,7 +139,7 @@ def test_an_engine_that_is_killed_is_one_line_and_nothing_stays(
 
 def test_an_unknown_engine_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="unknown engine 'steam'"):
-        train(tmp_path / "run", SETTINGS, engine="steam")  # type: ignore[arg-type]
+        train(tmp_path / "run", SETTINGS, engine="steam")
     assert not (tmp_path / "run").exists()
 
 

@@ -14,8 +14,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fastfedul.integrations.flower import IdentityError
-from fastfedul.integrations.flower_client import answer
-from fastfedul.integrations.flower_identity import Identify, Identities
+from fastfedul.integrations.flower.client import answer
+from fastfedul.integrations.flower.identity import Identify, Identities
 
 
 class Nodes(Grid):

@@ -29,9 +29,9 @@ from fastfedul import (
 )
 from fastfedul import verify as verify_ledger
 from fastfedul.errors import LedgerError
-from fastfedul.experiment import train
 from fastfedul.federation.rounds import advance, average_buffers, shares_of
 from fastfedul.records import ClientState
+from fastfedul.runs.training import train
 
 if TYPE_CHECKING:
     from tests.integrations.conftest import Scenarios, Simulations

@@ -22,14 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfedul import DiskLedger, InvalidInputError, LocalSGD, Model, Params
-from fastfedul.integrations.flower_arrays import (
+from fastfedul.integrations.flower.arrays import (
     buffer_rule,
     decoded,
     disagreement,
     to_model,
     to_record,
 )
-from fastfedul.integrations.flower_rounds import (
+from fastfedul.integrations.flower.rounds import (
     RoundSettings,
     Sent,
     expected_step,

@@ -13,11 +13,11 @@ if os.environ.get("CI") != "true":
 
 from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
 from fastfedul.errors import LedgerError
-from fastfedul.integrations.flower_arrays import buffer_rule, to_record
-from fastfedul.integrations.flower_rounds import RoundSettings
-from fastfedul.integrations.flower_run import Answering, RecordedRun
+from fastfedul.integrations.flower.arrays import buffer_rule, to_record
+from fastfedul.integrations.flower.rounds import RoundSettings
+from fastfedul.integrations.flower.run import Answering, RecordedRun
+from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.records import KeepUse
-from fastfedul.unlearn.fast_fedul import FastFedUL
 
 START = Model(Params.of({"w": np.zeros(3, np.float32)}))
 

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Strategy
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.integrations.flower import Recorded, StrategyRefusedError
-from fastfedul.integrations.flower_strategies import REFUSED, aggregation_of
+from fastfedul.integrations.flower.strategies import REFUSED, aggregation_of
 
 
 def made(name: str) -> Strategy:
@@ -148,7 +148,7 @@ def test_without_flower_the_error_names_the_extra() -> None:
         "import sys\n"
         "sys.modules['flwr'] = None\n"
         "try:\n"
-        "    import fastfedul.integrations.flower\n"
+        "    from fastfedul.integrations.flower import Recorded\n"
         "except Exception as error:\n"
         "    print(error)\n"
     )
@@ -159,7 +159,7 @@ def test_without_flower_the_error_names_the_extra() -> None:
 
 
 def test_a_client_imports_no_framework_but_flower() -> None:
-    code = "import sys, fastfedul.integrations.flower_client; print(*sys.modules)"
+    code = "import sys, fastfedul.integrations.flower.client; print(*sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -82,7 +82,7 @@ def plain_sgd(
     trainer: TorchTrainer, model: Model, inputs: Array, labels: Array, seed: int
 ) -> dict[str, Array]:
     """Train as anybody would: contiguous weights, torch.optim, the same batches."""
-    from fastfedul.integrations.torch_models import build
+    from fastfedul.integrations.torch.models import build
 
     local = trainer.local
     network = build(trainer.model, trainer.image_shape, trainer.num_classes)
@@ -352,7 +352,9 @@ def test_describing_a_trainer_imports_no_torch() -> None:
 def test_without_torch_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fastfedul.integrations.torch.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "fastfedul.integrations.torch.trainer.find_spec", lambda name: None
+    )
     with pytest.raises(ImportError, match=r"fastfedul\[torch\]") as caught:
         TorchTrainer(image_shape=(8, 8, 1), num_classes=10)
     assert isinstance(caught.value, MissingTorchError)

@@ -23,8 +23,8 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.history.codec import STORAGE_DTYPES
-from fastfedul.history.ledger import WritableLedger
+from fastfedul.ledger.protocol import WritableLedger
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.records import StorageDtype
 from tests.conftest import error_bound
 

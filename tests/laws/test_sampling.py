@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-from fastfedul.history.sampling import optimal_probabilities
+from fastfedul.ledger.keeping import optimal_probabilities
 
 Floats = npt.NDArray[np.float64]
 

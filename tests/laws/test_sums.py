@@ -31,11 +31,11 @@ from fastfedul import (
     forget,
     verify,
 )
-from fastfedul.history.ledger import Ledger
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.methods.fast_fedul.tracing import leaving
+from fastfedul.methods.fast_fedul.undamped import Undamped, undamped
 from fastfedul.params import Flat
 from fastfedul.rng import stream
-from fastfedul.unlearn.tracing import leaving
-from fastfedul.unlearn.undamped import Undamped, undamped
 
 SIZE = 30
 NAMES = ("anna", "bela", "carl", "dora", "emil", "fred")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 from paper.cells import Cell, CellStore
 from paper.experiments import Line
-from tests.unlearn.conftest import small_run
+from tests.methods.conftest import small_run
 
 __all__ = ["small_run"]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from fastfedul.errors import FastFedULError
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 from paper.cells import Cell, CellStore
 
 APPEND = """
 import sys
 from pathlib import Path
 from paper.cells import Cell, CellStore
-from fastfedul.run_config import RunConfig
+from fastfedul.runs.config import RunConfig
 store = CellStore(Path(sys.argv[1]))
 for seed in range(int(sys.argv[2]), 80, 2):
     store.write(Cell(RunConfig(seed=seed), "kd"), {"main": seed, "text": "x" * 9000})

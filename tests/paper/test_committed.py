@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from fastfedul.unlearn.registry import METHODS, find_method
+from fastfedul.methods.registry import METHODS, find_method
 from paper.cells import BEFORE, RETRAINED, CellStore, Kind
 from paper.experiments import EXPERIMENTS, lines_of
 from paper.writing import write

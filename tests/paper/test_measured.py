@@ -24,23 +24,23 @@ from fastfedul.federation.trainer import (
     Trainer,
     TrainingError,
 )
-from fastfedul.federation.workers import Workers
-from fastfedul.history.ledger import Ledger
-from fastfedul.history.memory import MemoryLedger
-from fastfedul.history.sampling import Keep
-from fastfedul.history.views import KeptView
+from fastfedul.federation.workers.pool import Workers
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.memory import MemoryLedger
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.views import KeptView
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.skews import NoSkew
+from fastfedul.methods.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
 from fastfedul.params import Array, Flat, Layout, Params, Slot
-from fastfedul.preparation import federation_for, prepare, rounds_of, start_workers
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
-from fastfedul.run_config import RunConfig
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
-from fastfedul.unlearn.skews import NoSkew
+from fastfedul.runs.config import RunConfig
+from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
 from paper.board.measured import Measured, ServerTraining
 
 if TYPE_CHECKING:
-    from tests.unlearn.conftest import SmallRun
+    from tests.methods.conftest import SmallRun
 
 TARGET = "client-0"
 SIZE = 4
@@ -425,7 +425,7 @@ def test_a_ledger_of_sums_is_refused(tmp_path: Path) -> None:
     with DiskLedger.create(tmp_path / "sums", model, history="sums") as ledger:
         delta = Params.zeros(LAYOUT)
         ledger.append(Round(0, tuple(ClientUpdate(n, 0.5, delta) for n in "ab")))
-        with pytest.raises(UnlearnRefusedError, match="keeps sums; train with --keep"):
+        with pytest.raises(UnlearnRefusedError, match="keeps sums per client"):
             Measured()(request_of(ledger, SERVER))
 
 

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs the extra torch")
 
 
-from fastfedul.unlearn.registry import METHODS
+from fastfedul.methods.registry import METHODS
 from paper.experiments import EXPERIMENTS, lines_of
 from paper.memory import watched
 

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from digits_app.task import folder, read_examples, to_arrays, to_model, trainer
 from fastfedul.data.dataset import ClientData
 from fastfedul.federation.local import train_client
-from fastfedul.integrations.flower_client import identify
+from fastfedul.integrations.flower.client import identify
 from fastfedul.params import Params
 
 app = identify(ClientApp())

@@ -20,10 +20,10 @@ from fastfedul.cli.output import (
 )
 from fastfedul.errors import InvalidInputError
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.unlearn.registry import METHODS, SERVER_ONLY
+from fastfedul.methods.registry import METHODS, SERVER_ONLY
 
 if TYPE_CHECKING:
-    from fastfedul.comparing import Comparison, Say
+    from fastfedul.runs.comparison import Comparison, Say
 
 PAGE = "report.html"
 USUAL_METHODS = ",".join(SERVER_ONLY)
@@ -110,8 +110,8 @@ def write_report(
 
 
 def _found_for_report(path: Path, forget: Sequence[str], damping: float) -> Comparison:
-    from fastfedul.comparing import active_attackers, look_back
-    from fastfedul.experiment import load_config
+    from fastfedul.runs.comparison import active_attackers, look_back
+    from fastfedul.runs.training import load_config
 
     if forget or active_attackers(path, load_config(path)):
         return run_comparison(path, forget, SERVER_ONLY, damping)
@@ -145,7 +145,7 @@ def run_comparison(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Comparison:
     """Compare, with a progress bar on standard error."""
-    from fastfedul.comparing import compare
+    from fastfedul.runs.comparison import compare
 
     with _progress() as say:
         return compare(
@@ -168,7 +168,7 @@ def check_page(path: Path, out_file: Path | None) -> None:
 def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
     """Write the HTML page and return its path."""
     from fastfedul.report.as_html import write_html
-    from fastfedul.reporting import report_of
+    from fastfedul.report.of_run import report_of
 
     page = out_file or path / PAGE
     with err().status("drawing the report"):
@@ -179,7 +179,7 @@ def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
 def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
     """Return a comparison as scripts want it."""
     from fastfedul.report.as_json import rows_to_json
-    from fastfedul.reporting import row_of
+    from fastfedul.report.of_run import row_of
 
     seen = found.reaction
     rows = rows_to_json([row_of(row) for row in found.rows])

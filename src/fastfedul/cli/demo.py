@@ -19,7 +19,7 @@ from fastfedul.cli.output import JsonFlag, err, out, print_json
 from fastfedul.errors import FastFedULError, InvalidInputError
 
 if TYPE_CHECKING:
-    from fastfedul.run_config import RunConfig
+    from fastfedul.runs.config import RunConfig
 
 DAMPING = 0.07
 
@@ -38,7 +38,7 @@ def run_demo(
     than a minute on two cores and ends with a table and a page to open in a browser.
     """
     from fastfedul.cli.train import training_progress
-    from fastfedul.experiment import RunConfig, train
+    from fastfedul.runs.training import RunConfig, train
 
     # Chosen on the seeds 100 to 104; how it does on others is in the documentation.
     config = RunConfig(
@@ -91,7 +91,7 @@ def _is_run(folder: Path) -> bool:
 
 def _is_demo(folder: Path, config: RunConfig) -> bool:
     """Return whether a run has the options of the demo, whatever its seed."""
-    from fastfedul.experiment import load_config
+    from fastfedul.runs.training import load_config
 
     try:
         return replace(load_config(folder), seed=config.seed) == config

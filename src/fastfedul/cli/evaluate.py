@@ -22,11 +22,11 @@ def evaluate_run(
     Intervals are 95 % Wilson intervals. Also shown: the probability with which optimal
     keeping of half the updates keeps the attackers' and the others'.
     """
-    from fastfedul.comparing import keeping_of, questions_of
     from fastfedul.evaluate.comparison import ask, score
-    from fastfedul.experiment import load_config
-    from fastfedul.history.reading import LedgerReader
-    from fastfedul.preparation import prepare
+    from fastfedul.ledger.reader import LedgerReader
+    from fastfedul.runs.comparison import keeping_of, questions_of
+    from fastfedul.runs.preparation import prepare
+    from fastfedul.runs.training import load_config
 
     prepared = prepare(load_config(path))
     questions = questions_of(prepared)

@@ -17,9 +17,9 @@ from fastfedul.cli.output import (
     show_bytes,
     warn,
 )
-from fastfedul.history.budget import FederationSize, budget
-from fastfedul.history.codec import STORAGE_DTYPES
-from fastfedul.integrations.flower_database import clear_deleted
+from fastfedul.integrations.flower.database import clear_deleted
+from fastfedul.ledger.budget import FederationSize, budget
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
 
 app = typer.Typer(
     help="What a server that runs on Flower needs beside the ledger.",

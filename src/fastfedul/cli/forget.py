@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastfedul.certificates import (
-    certificate_path,
-    certificates_folder,
-    write_certificates,
-)
 from fastfedul.cli.method_options import (
     AlternateFlag,
     DampingNumber,
@@ -34,22 +29,27 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.request import UNSIGNED
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.forgetting import commit, erase, settings_of
-from fastfedul.history.ledger import require_known
-from fastfedul.history.model_files import model_written
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.storage import DiskLedger
+from fastfedul.forgetting.certificates import (
+    certificate_path,
+    certificates_folder,
+    write_certificates,
+)
+from fastfedul.forgetting.service import commit, erase, settings_of
+from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.protocol import require_known
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.model_files import model_written
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.removal import Removal
+from fastfedul.methods.protocol import UnlearnRequest
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
-from fastfedul.run_config import CONFIG, RunConfig, read_options
-from fastfedul.run_model import run_model_written
-from fastfedul.signing import SigningKey, find_key
-from fastfedul.unlearn.fast_fedul import FastFedUL
-from fastfedul.unlearn.protocol import UnlearnRequest
-from fastfedul.unlearn.removal import Removal
+from fastfedul.runs.config import CONFIG, RunConfig, read_options
+from fastfedul.runs.model_file import run_model_written
 
 if TYPE_CHECKING:
-    from fastfedul.validating import Validation
+    from fastfedul.runs.validation import Validation
 
 NOT_A_SAMPLE = (
     "single samples cannot be forgotten: the server only ever saw a client's update as "
@@ -171,7 +171,7 @@ def forget_clients(
             images = None
             if validation is not None:
                 # Needs the extra `torch`, which forgetting otherwise does not.
-                from fastfedul.validating import open_validation
+                from fastfedul.runs.validation import open_validation
 
                 images = open_validation(validation, ledger, path, network)
             checks = _Checks(images, max_drop)

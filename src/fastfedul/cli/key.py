@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fastfedul.cli.output import JsonFlag, out, print_facts, print_json
-from fastfedul.signing import (
+from fastfedul.forgetting.signing import (
     ALGORITHM,
     SigningKey,
     default_key_path,

@@ -33,14 +33,14 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
-from fastfedul.history.codec import STORAGE_DTYPES
-from fastfedul.history.importing import import_ledger
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.schema import FORMAT
-from fastfedul.history.settings import LedgerSettings
-from fastfedul.history.shrinking import Compaction
-from fastfedul.history.storage import DiskLedger
-from fastfedul.history.verification import Verification, verify
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.importing import import_ledger
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.ledger.shrinking import Compaction
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
+from fastfedul.ledger.store.schema import FORMAT
+from fastfedul.ledger.verification import Verification, verify
 
 app = typer.Typer(
     help="Look at the history of a federation, check it, or start one from files.",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.unlearn.skews import PAPERS_DAMPING, Scalar, Skew, skew_of
+from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar, Skew, skew_of
 
 SkewName = Annotated[
     str | None,

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fastfedul.certificates import certificate_path, certificates_folder
 from fastfedul.cli.method_options import DampingNumber, SkewName, chosen_skew
 from fastfedul.cli.output import (
     JsonFlag,
@@ -18,18 +17,19 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
-from fastfedul.history.reading import LedgerReader
-from fastfedul.history.storage import DiskLedger
-from fastfedul.records import ForgetRequest
-from fastfedul.requests import (
+from fastfedul.forgetting.certificates import certificate_path, certificates_folder
+from fastfedul.forgetting.requests import (
     AppliedRequest,
     add_request,
     apply_requests,
     cancel_request,
 )
-from fastfedul.run_model import run_model_written
-from fastfedul.signing import find_key
-from fastfedul.unlearn.fast_fedul import FastFedUL
+from fastfedul.forgetting.signing import find_key
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.records import ForgetRequest
+from fastfedul.runs.model_file import run_model_written
 
 app = typer.Typer(
     help="Ask for a client to be forgotten, also while training goes on.",

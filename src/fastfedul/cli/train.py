@@ -28,12 +28,12 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.request import answers_of, show_answers
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.history.codec import STORAGE_DTYPES
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
 
 if TYPE_CHECKING:
-    from fastfedul.experiment import RunSummary
-    from fastfedul.metrics_file import RoundMetrics
     from fastfedul.records import ClientId
+    from fastfedul.runs.metrics_file import RoundMetrics
+    from fastfedul.runs.training import RunSummary
 
 _DATA = "Data and clients"
 _LOCAL = "Local training"
@@ -217,8 +217,8 @@ def _train(
     only_json: bool,
 ) -> None:
     # Not at the top, so that other commands start without what training needs.
-    from fastfedul import experiment
-    from fastfedul.run_config import RunConfig, read_options
+    from fastfedul.runs import training as experiment
+    from fastfedul.runs.config import RunConfig, read_options
 
     if go_on and config is not None:
         raise InvalidInputError(
@@ -248,8 +248,8 @@ def _train(
 @contextmanager
 def _saying_how_to_go_on(run: Path) -> Iterator[None]:
     """Tell somebody who stops a run, on standard error, how it goes on."""
-    from fastfedul.history.reading import LedgerReader
-    from fastfedul.run_config import CONFIG
+    from fastfedul.ledger.reader import LedgerReader
+    from fastfedul.runs.config import CONFIG
 
     try:
         yield
@@ -356,7 +356,7 @@ def _show(summary: RunSummary) -> None:
 
 def _states(run: Path) -> dict[ClientId, str]:
     """Return what became of every client that took part in a round."""
-    from fastfedul.history.reading import LedgerReader
+    from fastfedul.ledger.reader import LedgerReader
 
     with LedgerReader(run) as ledger:
         return {name: entry.state for name, entry in ledger.clients().items()}

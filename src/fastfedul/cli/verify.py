@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fastfedul.auditing import Audit, audit
-from fastfedul.certificates import conclusions, read_certificate
 from fastfedul.cli.output import JsonFlag, err, out, print_facts, print_json, show_name
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
-from fastfedul.history.folder import INDEX
-from fastfedul.history.reading import LedgerReader
-from fastfedul.signing import read_public_key
+from fastfedul.forgetting.certificates import conclusions, read_certificate
+from fastfedul.forgetting.checking import Audit, audit
+from fastfedul.forgetting.signing import read_public_key
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.folder import INDEX
 
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 

@@ -19,6 +19,11 @@ from fastfedul.evaluate.metrics import (
 )
 from fastfedul.records import Model
 
+BEFORE = "before"
+RETRAINED = "retrained"
+NOW = "now"
+"""Names of models that no method made: as trained, as retrained, as it is."""
+
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]

@@ -10,7 +10,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import Schedule
 from fastfedul.federation.trainer import Inputs, LocalTraining, Trainer
-from fastfedul.federation.workers import Workers
+from fastfedul.federation.workers.pool import Workers
 from fastfedul.records import ClientId, Model, Round
 
 

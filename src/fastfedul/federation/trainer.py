@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.params import Array, Flat
+from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import LocalSGD, Model
 
 Inputs = npt.NDArray[np.float32]
@@ -75,6 +75,10 @@ class LocalTraining:
         )
 
 
+AUTO = "auto"
+"""The name of whichever network suits the images."""
+
+
 class Trainer(Protocol):
     """Trains and applies one kind of model.
 
@@ -105,6 +109,18 @@ class Trainer(Protocol):
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
         """Return a row per image and a column per class; the largest is the answer."""
+
+
+class ImageTrainer(Trainer, Protocol):
+    """A trainer of a network for images of one shape."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the network's parameters."""
 
 
 @runtime_checkable

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.evaluate.comparison import NOW, RETRAINED
+from fastfedul.files import write_whole
 from fastfedul.report.charts import draw_angles, draw_bars, draw_rounds
-from fastfedul.report.content import NOW, RETRAINED, ExampleImages, Report, find_row
+from fastfedul.report.content import ExampleImages, Report, find_row
 from fastfedul.report.heat_map import MAX_CLIENTS, draw_contributions
 from fastfedul.report.held_back_chart import draw_held_back
 from fastfedul.report.page_style import STYLE
@@ -21,7 +23,6 @@ from fastfedul.report.page_tables import (
 )
 from fastfedul.report.pictures import png_address
 from fastfedul.report.wording import show_forgotten, tidy_lines
-from fastfedul.whole_files import write_whole
 
 # The page may hold pictures and styles of its own and nothing else, not even a script.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

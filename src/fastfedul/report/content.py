@@ -15,10 +15,6 @@ Interval = tuple[float, float]
 Floats = npt.NDArray[np.floating]
 Images = npt.NDArray[np.uint8]
 
-BEFORE = "before"
-RETRAINED = "retrained"
-NOW = "now"
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

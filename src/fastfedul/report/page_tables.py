@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from fastfedul.report.content import RETRAINED, Count, Interval, Row
+from fastfedul.evaluate.comparison import RETRAINED
+from fastfedul.report.content import Count, Interval, Row
 from fastfedul.report.wording import (
     NOTHING,
     shorten,

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from fastfedul.report.content import BEFORE, NOW, RETRAINED, Count, Interval
+from fastfedul.evaluate.comparison import BEFORE, NOW, RETRAINED
+from fastfedul.report.content import Count, Interval
 
 NOTHING = "–"
 _GAP = "\u00a0"

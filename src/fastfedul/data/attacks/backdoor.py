@@ -1,0 +1,297 @@
+"""Attacks: poison what some clients train on, and build the set that shows success."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fastfedul.data.attacks.edge_cases import EdgeCases, load_edge_cases, make_tail
+from fastfedul.data.attacks.pixel_pattern import NUM_PARTS, stamp
+from fastfedul.data.dataset import (
+    ClientData,
+    Dataset,
+    Examples,
+    Images,
+    Indices,
+    Labels,
+)
+from fastfedul.errors import InvalidInputError, NothingToPoisonError, UnknownClientError
+from fastfedul.records import ClientId
+from fastfedul.rng import name_key, stream
+
+Kind = Literal["none", "pixel", "edge-case", "label-flip"]
+KINDS: tuple[Kind, ...] = ("none", "pixel", "edge-case", "label-flip")
+
+# 20 of 64 as in DBA; a fifth as in Fast-FedUL; every label there is to flip.
+_DEFAULT_RATIOS: dict[Kind, float] = {
+    "none": 1.0,
+    "pixel": 20 / 64,
+    "edge-case": 0.2,
+    "label-flip": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """What the attackers do.
+
+    Attributes:
+        kind: `none`: everybody is honest. `pixel`: some of an attacker's images get
+            the pixel pattern and the target label. `edge-case`: pictures from the tail
+            of a class are added with the target label. `label-flip`: images of one
+            class get the target label and stay as they are.
+        attackers: Names of the attackers. For `pixel`, one attacker uses the whole
+            pattern; several use one part each, in this order, over and over.
+        poison_ratio: `pixel`: share of the attacker's examples that is replaced.
+            `edge-case`: number of pictures added, as a share of its examples.
+            `label-flip`: share of its images of the source class. None for the usual
+            0.3125, 0.2 and 1.
+        target_label: The class the attackers want; None for the usual: `pixel` 2,
+            `edge-case` what its pictures are called (1, or truck for cifar10),
+            `label-flip` 1.
+        source_label: `label-flip`: the class that is relabelled; None for 7, or 0 if
+            there are not so many classes. The other kinds have none.
+        scale: What attackers multiply their update by; recorded here, done in training.
+    """
+
+    kind: Kind = "none"
+    attackers: tuple[ClientId, ...] = ()
+    poison_ratio: float | None = None
+    target_label: int | None = None
+    source_label: int | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidInputError(
+                f"unknown attack {self.kind!r}; choose {', '.join(KINDS)}"
+            )
+        if (self.kind == "none") != (not self.attackers):
+            raise InvalidInputError(
+                f"the attack {self.kind} has {len(self.attackers)} attackers; name at "
+                "least one, or none at all for no attack"
+            )
+        if len(set(self.attackers)) != len(self.attackers):
+            raise InvalidInputError("an attacker is named twice; name each once")
+        if self.poison_ratio is not None and not 0 < self.poison_ratio <= 1:
+            raise InvalidInputError(
+                f"the poison ratio is {self.poison_ratio:g}; choose above 0 and up to 1"
+            )
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise InvalidInputError(
+                f"the attackers' scale is {self.scale:g}; choose a number above 0"
+            )
+        if self.source_label is not None and self.kind != "label-flip":
+            raise InvalidInputError(
+                f"the attack {self.kind} has no source label; leave it out"
+            )
+
+    @property
+    def ratio(self) -> float:
+        """The poison ratio, or the usual one of this kind."""
+        return self.poison_ratio or _DEFAULT_RATIOS[self.kind]
+
+
+def parse_attackers(text: str, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    """Return the attackers written as a number, the first so many, or as names.
+
+    >>> parse_attackers("2", ["client-0", "client-1", "client-2"])
+    ('client-0', 'client-1')
+    >>> parse_attackers("client-2, client-0", ["client-0", "client-1", "client-2"])
+    ('client-2', 'client-0')
+
+    Raises:
+        UnknownClientError: If a name is not among the clients.
+        InvalidInputError: If there are not so many clients.
+    """
+    if text.strip().isdecimal():
+        count = int(text)
+        if count > len(clients):
+            raise InvalidInputError(
+                f"there cannot be {count} attackers among {len(clients)} clients; "
+                f"ask for at most {len(clients)}"
+            )
+        return tuple(clients[:count])
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in clients:
+            raise UnknownClientError(
+                f"there is no client {name!r}; they are called {clients[0]} to "
+                f"{clients[-1]}"
+            )
+    return names
+
+
+def with_labels(
+    attack: Attack, dataset: Dataset, edge_cases: EdgeCases | None = None
+) -> Attack:
+    """Return the attack with target and source label filled in and checked.
+
+    Raises:
+        InvalidInputError: If the data set has no such class, or target and true class
+            are the same, so that there would be no attack.
+    """
+    if attack.kind == "none":
+        return attack
+    usual_source, usual_target = _usual_labels(attack, dataset, edge_cases)
+    source = usual_source if attack.source_label is None else attack.source_label
+    target = usual_target if attack.target_label is None else attack.target_label
+    for label in (target, source or 0):
+        if not 0 <= label < dataset.num_classes:
+            raise InvalidInputError(
+                f"{dataset.name} has no class {label}; "
+                f"choose 0 to {dataset.num_classes - 1}"
+            )
+    if target == source:
+        raise InvalidInputError(
+            f"the images to be mistaken are of class {source} already; "
+            "choose another target label"
+        )
+    flips = attack.kind == "label-flip"
+    return replace(attack, target_label=target, source_label=source if flips else None)
+
+
+def _usual_labels(
+    attack: Attack, dataset: Dataset, edge_cases: EdgeCases | None
+) -> tuple[int | None, int]:
+    """Return the true class of what is mistaken, if it is one, and the target."""
+    if attack.kind == "edge-case":
+        edge_cases = edge_cases or load_edge_cases(dataset)
+        return edge_cases.true_label, edge_cases.target_label
+    if attack.kind == "label-flip":
+        return 7 if dataset.num_classes > 7 else 0, 1
+    return None, min(2, dataset.num_classes - 1)
+
+
+def poison(
+    clients: Iterable[ClientData],
+    attack: Attack,
+    dataset: Dataset,
+    *,
+    seed: int,
+    edge_cases: EdgeCases | None = None,
+) -> tuple[ClientData, ...]:
+    """Return the clients in the same order, the attackers' examples poisoned.
+
+    Honest clients come back as they are. What an attacker gets depends on the seed, its
+    name, its place among the attackers and its own examples: leaving out another client
+    changes nothing. Attackers that are not among the clients are passed over, so the
+    same attack serves a run without them.
+
+    Args:
+        clients: Everybody's clean examples.
+        attack: What the attackers do.
+        dataset: Where the examples come from.
+        seed: Decides which examples are poisoned.
+        edge_cases: The pictures for `edge-case`; looked up by default.
+
+    Raises:
+        NothingToPoisonError: If an attacker has no example it could poison.
+    """
+    if attack.kind == "none":
+        return tuple(clients)
+    if attack.kind == "edge-case":
+        edge_cases = edge_cases or load_edge_cases(dataset)
+    attack = with_labels(attack, dataset, edge_cases)
+    return tuple(
+        _poison_client(data, attack, edge_cases, seed)
+        if data.client in attack.attackers
+        else data
+        for data in clients
+    )
+
+
+def backdoor_test(
+    attack: Attack, dataset: Dataset, *, edge_cases: EdgeCases | None = None
+) -> Examples:
+    """Return the images on which the attack is measured, all with the target label.
+
+    The success rate is the accuracy on them. None truly belongs to the target class.
+    `pixel`: the test images with the whole pattern, however it was spread. `edge-case`:
+    pictures that nobody was poisoned with. `label-flip`: the test images of the source
+    class. `none`: no images.
+    """
+    images, labels = dataset.test
+    if attack.kind == "none":
+        return Examples(images[:0], labels[:0])
+    if attack.kind == "edge-case":
+        edge_cases = edge_cases or load_edge_cases(dataset)
+        images = edge_cases.scored
+    attack = with_labels(attack, dataset, edge_cases)
+    if attack.kind == "pixel":
+        images = stamp(images[labels != attack.target_label])
+    elif attack.kind == "label-flip":
+        images = images[labels == attack.source_label]
+    if not len(images):
+        raise InvalidInputError(
+            f"{dataset.name} has no test images to measure the attack {attack.kind} "
+            "on; choose another source or target label"
+        )
+    return Examples(images, np.full(len(images), attack.target_label, np.int64))
+
+
+def _poison_client(
+    data: ClientData, attack: Attack, edge_cases: EdgeCases | None, seed: int
+) -> ClientData:
+    rng = stream(seed, f"poison {attack.kind}", name_key(data.client))
+    if attack.kind == "pixel":
+        return _stamp_some(data, attack, rng)
+    if attack.kind == "label-flip":
+        source = np.flatnonzero(data.labels == attack.source_label)
+        chosen = _choose(data, source, attack.ratio * len(source), rng)
+        return replace(data, labels=_relabel(data.labels, chosen, attack))
+    assert edge_cases is not None
+    pictures = _draw_pictures(data, attack, edge_cases, rng)
+    added = np.arange(data.num_examples, data.num_examples + len(pictures))
+    labels = np.concatenate([data.labels, np.zeros(len(pictures), np.int64)])
+    images = np.concatenate([data.images, pictures])
+    return ClientData(data.client, images, _relabel(labels, added, attack))
+
+
+def _stamp_some(
+    data: ClientData, attack: Attack, rng: np.random.Generator
+) -> ClientData:
+    others = np.flatnonzero(data.labels != attack.target_label)
+    chosen = _choose(data, others, attack.ratio * data.num_examples, rng)
+    place = attack.attackers.index(data.client) % NUM_PARTS
+    images = data.images.copy()
+    images[chosen] = stamp(
+        images[chosen], None if len(attack.attackers) == 1 else place
+    )
+    return ClientData(data.client, images, _relabel(data.labels, chosen, attack))
+
+
+def _relabel(labels: Labels, places: Indices, attack: Attack) -> Labels:
+    assert attack.target_label is not None
+    changed = labels.copy()
+    changed[places] = attack.target_label
+    return changed
+
+
+def _choose(
+    data: ClientData, usable: Indices, count: float, rng: np.random.Generator
+) -> Indices:
+    """Return a random choice of the usable examples; at least one, at most all."""
+    if not len(usable):
+        raise NothingToPoisonError(
+            f"{data.client} has no image this attack could poison; choose other "
+            "attackers, another label or another split"
+        )
+    return rng.permutation(usable)[: max(1, round(count))]
+
+
+def _draw_pictures(
+    data: ClientData, attack: Attack, edge_cases: EdgeCases, rng: np.random.Generator
+) -> Images:
+    """Return pictures to add; each is used once before any is used again."""
+    pool, made = edge_cases.poison, edge_cases.poison is None
+    if pool is None:
+        pool = data.images[data.labels == edge_cases.true_label]
+    places = _choose(data, np.arange(len(pool)), len(pool), rng)
+    count = max(1, round(attack.ratio * data.num_examples))
+    pictures = pool[np.resize(places, count)]
+    return make_tail(pictures, rng) if made else pictures

@@ -1,0 +1,1 @@
+"""Forgetting for good: the model, the ledger, the certificate."""

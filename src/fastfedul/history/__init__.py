@@ -1,1 +1,0 @@
-"""Stage 3: what the server remembers."""

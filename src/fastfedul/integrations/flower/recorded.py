@@ -1,0 +1,407 @@
+"""Flower, with a ledger: every round recorded, every client removable.
+
+Needs the extra `flower`: `pip install 'fastfedul[flower]'`. A ServerApp changes by one
+line, and trains as before:
+
+```diff
+ from flwr.serverapp.strategy import FedAvg
++from fastfedul.integrations.flower import Recorded
+
+ @app.main()
+ def main(grid, context):
+-    strategy = FedAvg(fraction_train=0.5)
++    strategy = Recorded(FedAvg(fraction_train=0.5), ledger="/srv/federation/ledger")
+     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
+```
+
+In a simulation, where nodes have no names, the ClientApp changes by one line too:
+
+```diff
+-app = ClientApp()
++app = identify(ClientApp())  # from fastfedul.integrations.flower.client
+```
+
+What is recorded is what the federation really uses: the model of the next round is the
+ledger's own, added up in the order of the clients' names, so that it does not depend on
+the order in which replies arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Self
+
+from fastfedul.integrations.flower.errors import (
+    IdentityError,
+    MissingFlowerError,
+    StrategyRefusedError,
+    TooFewUpdatesError,
+)
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+except ImportError:
+    raise MissingFlowerError from None
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.logger import log
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.forgetting.certificates import certificates_folder
+from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.integrations.flower.arrays import Buffers, buffer_rule, disagreement
+from fastfedul.integrations.flower.grid import AdmittedGrid
+from fastfedul.integrations.flower.identity import Identify, Identities
+from fastfedul.integrations.flower.rounds import (
+    RoundSettings,
+    Sent,
+    expected_step,
+    local_training,
+    make_round,
+    sort_replies,
+)
+from fastfedul.integrations.flower.run import Answering, RecordedRun
+from fastfedul.integrations.flower.strategies import aggregation_of
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.params import Params, norm
+from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
+
+__all__ = [
+    "IdentityError",
+    "MissingFlowerError",
+    "Recorded",
+    "StrategyRefusedError",
+    "TooFewUpdatesError",
+]
+
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+
+
+class Recorded(Strategy):
+    """A Flower strategy that records what it trains and leaves out the forgotten.
+
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and what is derived from them.
+    Strategies out of which no client could be taken are refused here, by name.
+
+    A ledger that exists is gone on with: its model replaces the initial arrays, its
+    rounds count towards `num_rounds`, and its forgotten clients get no message.
+
+    Requests to forget may be filed at any time, with `fastfedul request add LEDGER
+    CLIENT` or `fastfedul.add_request`. They are applied between two rounds: training
+    goes on from the cleaned model and without the client.
+
+    Beside the ledger lie `LEDGER.nodes.json`, the names and key fingerprints of all
+    clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
+
+    Args:
+        strategy: The one to wrap. Its limits of how many nodes must be there are
+            lowered when clients are forgotten, or it would wait for them for ever.
+        ledger: Folder of the ledger; created if there is none.
+        identify: How nodes become clients. `auto`: in a simulation `client-N` by
+            partition, else the name of `flwr supernode register --name`. `claimed`:
+            what the client says, if you trust it. Or a function of Flower's NodeInfo.
+        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
+            one vector per client, a few differences of two, and no rounds.
+        keep_use: `store`: all updates count. `aggregate`: only those that are kept.
+        store: How updates are stored: `float32`, `bfloat16`, `float16` or `int8`.
+        budget: Bytes that a new ledger may take; it drops the oldest updates first.
+        aggregation: What the strategy computes, if it has an `aggregate_train` of its
+            own; every round is checked against it.
+        local: How clients train, where the server's messages do not say so. `lr`,
+            `momentum`, `batch-size` and `local-epochs` in the train config win. Without
+            all four, forgetting takes a usual value and says so.
+        min_clients: Usable updates that a round needs.
+        max_repeats: How often a round with too few is tried again before it fails.
+        max_norm_ratio: An update this many times larger than the round's median is
+            left out.
+        buffers: Names of arrays that are not learned, or a function of name and array;
+            None for whole numbers and the statistics of batch normalisation.
+        query_timeout: Seconds that a node may take to say who it is.
+        seed: Seed of the draws of `keep`.
+        method: The method that forgets, with its settings.
+        erase: Also erase the history of whoever is forgotten.
+        certificates: Folder for the certificates; None for the ledger's usual one.
+        key: Signs them; None for the key of the usual place, if there is one.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        ledger: Path | str,
+        *,
+        identify: Identify = "auto",
+        keep: str = "all",
+        keep_use: KeepUse = "store",
+        store: StorageDtype = "float32",
+        budget: int | None = None,
+        aggregation: str | None = None,
+        local: LocalSGD | None = None,
+        min_clients: int = 1,
+        max_repeats: int = 3,
+        max_norm_ratio: float = 1000.0,
+        buffers: Buffers | None = None,
+        query_timeout: float = 120.0,
+        seed: int = 0,
+        method: FastFedUL | None = None,
+        erase: bool = True,
+        certificates: Path | str | None = None,
+        key: SigningKey | None = None,
+    ) -> None:
+        if isinstance(strategy, Recorded):
+            raise StrategyRefusedError("the strategy is recorded already")
+        self._settings = RoundSettings.parse(
+            aggregation=aggregation_of(strategy, aggregation),
+            keep=keep,
+            keep_use=keep_use,
+            store=store,
+            budget=budget,
+            min_clients=min_clients,
+            max_norm_ratio=max_norm_ratio,
+            weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
+            seed=seed,
+        )
+        if max_repeats < 0:
+            raise InvalidInputError(f"max_repeats is {max_repeats}; choose 0 or more")
+        path = Path(ledger).absolute()
+        self._strategy = strategy
+        self._max_repeats = max_repeats
+        self._local = local
+        self._trained: LocalSGD | None = local
+        self._limits = {
+            n: getattr(strategy, n) for n in _LIMITS if hasattr(strategy, n)
+        }
+        self._identities = Identities(
+            path.with_name(f"{path.name}.nodes.json"), identify, query_timeout
+        )
+        folder = certificates_folder(path) if certificates is None else certificates
+        answering = Answering(
+            method=method or FastFedUL(),
+            erase=erase,
+            certificates=Path(folder).absolute(),
+            key=find_key() if key is None else key,
+        )
+        self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
+        self._sent: Sent = ()
+        self._before: Model | None = None
+        self._any_sent = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process write to the ledger; `start` does this by itself."""
+        self._run.close()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
+        """Train until so many rounds are recorded, those of earlier runs included.
+
+        Args:
+            grid: Flower's.
+            initial_arrays: The model to start from; an existing ledger's own wins.
+            num_rounds: How many rounds the ledger has in the end.
+            timeout: Seconds to wait for the replies of a round.
+            train_config: Sent to clients that train.
+            evaluate_config: Sent to clients that evaluate.
+            evaluate_fn: Called with round and model before the first round of this
+                run and after every round; rounds count from 1 over all runs.
+
+        Raises:
+            TooFewUpdatesError: If a round failed as often as it may.
+        """
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        result = Result()
+        try:
+            self._run.open(initial_arrays)
+            self.summary()
+
+            def evaluate(number: int) -> None:
+                found = evaluate_fn(number, self._run.arrays) if evaluate_fn else None
+                if found is not None:
+                    log(INFO, "model after round %s: %s", number, found)
+                    result.evaluate_metrics_serverapp[number] = found
+
+            evaluate(self._run.num_rounds)
+            while (number := self._run.num_rounds + 1) <= num_rounds:
+                log(INFO, "[ROUND %s/%s]", number, num_rounds)
+                metrics = self._train_round(number, train_config, grid, timeout)
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+                metrics = self._evaluate_round(number, evaluate_config, grid, timeout)
+                if metrics is not None:
+                    result.evaluate_metrics_clientapp[number] = metrics
+                evaluate(number)
+            result.arrays = self._run.arrays
+        finally:
+            self.close()
+        return result
+
+    def summary(self) -> None:
+        """Log what is recorded, then the wrapped strategy's own summary."""
+        log(INFO, "Recorded: %s", self._run)
+        self._strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the wrapped strategy's messages, none to a forgotten client."""
+        self._run.open(arrays)
+        self._before = self._run.require_current(arrays)
+        open_to = self._admitted_grid(grid)
+        if open_to is None:
+            raise TooFewUpdatesError("no client is left to train with")
+        number = self._run.num_rounds + 1
+        messages = self._strategy.configure_train(number, arrays, config, open_to)
+        self._sent = self._only_admitted(messages, grid)
+        self._trained = local_training((m for m, _ in self._sent), self._local)
+        self._any_sent = True
+        return [message for message, _ in self._sent]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Record the round and return the next model: aggregated, and cleaned.
+
+        It returns when the round survives power loss.
+
+        Raises:
+            TooFewUpdatesError: If too few updates can be used; nothing is recorded.
+            StrategyRefusedError: If the strategy's result is not the aggregation that
+                the ledger records; nothing is recorded.
+        """
+        if self._before is None:
+            raise InvalidInputError("aggregate_train comes after configure_train")
+        before, self._before = self._before, None
+        number = self._run.num_rounds + 1
+        usable, problems = sort_replies(
+            list(replies),
+            self._sent,
+            self._gone(),
+            before,
+            self._settings,
+        )
+        self._run.report(problems)
+        if len(usable) < self._settings.min_clients:
+            raise TooFewUpdatesError(
+                f"round {number} brought {len(usable)} usable updates and needs "
+                f"{self._settings.min_clients}; see {self._run.failures}"
+            )
+        round_ = make_round(
+            self._run.num_rounds, usable, before, self._settings, self._trained
+        )
+        messages = [own.message for own in usable]
+        result, metrics = self._strategy.aggregate_train(number, messages)
+        step = expected_step(round_, self._settings)
+        if result is not None and self._settings.keep.use == "store":
+            own = Params(before.params.layout, before.params.flat + step)
+            if gap := disagreement(result, own, norm(step)):
+                raise StrategyRefusedError(
+                    f"{type(self._strategy).__name__} does not compute the "
+                    f"{self._settings.aggregation} of the updates: {gap}"
+                )
+        self._run.append(round_)
+        self._run.answer_waiting()
+        return self._run.arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the wrapped strategy's messages, none to a forgotten client."""
+        self._run.open(arrays)
+        open_to = self._admitted_grid(grid)
+        if open_to is None:
+            return []
+        number = self._run.num_rounds
+        messages = self._strategy.configure_evaluate(number, arrays, config, open_to)
+        return [message for message, _ in self._only_admitted(messages, grid)]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the wrapped strategy's metrics."""
+        number = self._run.num_rounds
+        return self._strategy.aggregate_evaluate(number, replies)
+
+    def _train_round(
+        self, number: int, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> MetricRecord | None:
+        for attempt in range(self._max_repeats + 1):
+            messages = self.configure_train(number, self._run.arrays, config, grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            try:
+                _, metrics = self.aggregate_train(number, replies)
+            except TooFewUpdatesError as error:
+                if attempt == self._max_repeats:
+                    raise
+                log(WARNING, "%s; trying again", error)
+            else:
+                return metrics
+        raise AssertionError("unreachable")
+
+    def _evaluate_round(
+        self, number: int, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> MetricRecord | None:
+        arrays = self._run.arrays
+        messages = list(self.configure_evaluate(number, arrays, config, grid))
+        if not messages:
+            return None
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        return self.aggregate_evaluate(number, replies)
+
+    def _gone(self) -> frozenset[ClientId]:
+        entries = self._run.ledger.clients().items()
+        return frozenset(name for name, entry in entries if entry.state != "active")
+
+    def _admitted_grid(self, grid: Grid) -> AdmittedGrid | None:
+        """Return the grid for the strategy; None if everybody was forgotten."""
+        gone = self._gone()
+        self._admitted(grid, gone)
+        left = [c for c in self._identities.clients if c not in gone]
+        if gone and not left:
+            return None
+        self._lower_limits(len(gone), len(left))
+        return AdmittedGrid(grid, lambda: self._admitted(grid, gone))
+
+    def _admitted(
+        self, grid: Grid, gone: frozenset[ClientId]
+    ) -> Mapping[int, ClientId]:
+        found = self._identities.identified(grid, strict=not self._any_sent)
+        return {node: client for node, client in found.items() if client not in gone}
+
+    def _only_admitted(self, messages: Iterable[Message], grid: Grid) -> Sent:
+        """Drop what a strategy with nodes of its own would send to anybody else."""
+        allowed, given = self._admitted(grid, self._gone()), list(messages)
+        nodes = [message.metadata.dst_node_id for message in given]
+        kept = [
+            (message, allowed[node])
+            for message, node in zip(given, nodes, strict=True)
+            if node in allowed
+        ]
+        if len(kept) < len(given):
+            log(WARNING, "%s messages not sent", len(given) - len(kept))
+        return kept
+
+    def _lower_limits(self, num_gone: int, num_left: int) -> None:
+        """Require fewer nodes if so many clients are not left, or it would hang."""
+        for name, wanted in self._limits.items():
+            short = num_gone > 0 and wanted > num_left
+            lowered = max(1, wanted - num_gone) if short else wanted
+            if getattr(self._strategy, name) != lowered:
+                log(INFO, "%s is now %s: forgotten clients are out", name, lowered)
+                setattr(self._strategy, name, lowered)

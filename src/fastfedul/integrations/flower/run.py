@@ -1,0 +1,237 @@
+"""The ledger of a run under Flower: opened, gone on with, and the model in its bits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.supercore.logger import log
+
+from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.forgetting.requests import apply_requests, has_waiting
+from fastfedul.forgetting.signing import SigningKey
+from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
+from fastfedul.integrations.flower.rounds import Problems, RoundSettings
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.protocol import now
+from fastfedul.ledger.store.folder import INDEX
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.params import Array
+from fastfedul.records import Model, Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """How requests to forget are answered.
+
+    Attributes:
+        method: The method that forgets, with its settings.
+        erase: Whether the clients' history is erased too.
+        certificates: Folder for the certificates.
+        key: Signs them, if there is one.
+    """
+
+    method: FastFedUL
+    erase: bool
+    certificates: Path
+    key: SigningKey | None
+
+
+class RecordedRun:
+    """What `Recorded` keeps on disk, and the model that goes with it.
+
+    Args:
+        path: Folder of the ledger.
+        settings: How rounds are made and stored.
+        answering: How requests to forget are answered.
+        rule: Tells buffers from parameters.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: RoundSettings,
+        answering: Answering,
+        rule: IsBuffer,
+    ) -> None:
+        self.path = path
+        self._answering = answering
+        self.failures = path.with_name(f"{path.name}.failures.jsonl")
+        self._settings = settings
+        self._rule = rule
+        self._ledger: DiskLedger | None = None
+        self._order: tuple[str, ...] = ()
+        self._model: Model | None = None
+        self._arrays: ArrayRecord | None = None
+
+    def __str__(self) -> str:
+        own = self._settings
+        return f"{own.aggregation} of the updates, stored as {own.store} in {self.path}"
+
+    @property
+    def ledger(self) -> DiskLedger:
+        """The ledger, open for writing."""
+        assert self._ledger is not None
+        return self._ledger
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds are recorded."""
+        return self.ledger.num_rounds
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The model of now as Flower's arrays."""
+        if self._arrays is None:
+            self._arrays = to_record(self.model, self._order)
+        return self._arrays
+
+    @property
+    def model(self) -> Model:
+        """The model of now."""
+        if self._model is None:
+            self._model = self.ledger.final
+        return self._model
+
+    def open(self, arrays: ArrayRecord) -> None:
+        """Open the ledger unless it is, and answer what was asked in the meantime.
+
+        Args:
+            arrays: The model to start from, if there is no ledger yet.
+        """
+        if self._ledger is not None:
+            return
+        initial = to_model(arrays, self._rule)
+        self._order = tuple(arrays)
+        if (self.path / INDEX).is_file():
+            self._ledger = DiskLedger(self.path)
+            try:
+                self._check(initial)
+            except BaseException:
+                self.close()
+                raise
+            log(INFO, "going on with round %s of %s", self.num_rounds + 1, self.path)
+        else:
+            self._ledger = DiskLedger.create(
+                self.path,
+                initial,
+                aggregation=self._settings.aggregation,
+                update_dtype=self._settings.store,
+                history="sums" if self._settings.keep.policy == "sums" else "rounds",
+                budget=self._settings.budget,
+            )
+        self._refresh()
+        if self.ledger.requests() or self.ledger.events():
+            self._answer()
+
+    def close(self) -> None:
+        """Let another process write to the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+    def append(self, round_: Round) -> None:
+        """Record a round; when this returns, it survives power loss."""
+        self.ledger.append(round_)
+        self._refresh()
+
+    def answer_waiting(self) -> None:
+        """Forget whoever asked for it since the last round."""
+        if has_waiting(self.ledger):
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer all requests, and write certificates that a crash prevented."""
+        own = self._answering
+        answered = apply_requests(
+            self.ledger,
+            certificates=own.certificates,
+            method=own.method,
+            key=own.key,
+            erase=own.erase,
+        )
+        for done in answered:
+            request = done.request
+            log(
+                INFO,
+                "request %s: %r is %s",
+                request.number,
+                request.client,
+                request.state,
+            )
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Take the model anew from the ledger."""
+        self._model = self._arrays = None
+
+    def require_current(self, arrays: ArrayRecord) -> Model:
+        """Return the ledger's model after checking that clients get that very one."""
+        if arrays is not self._arrays:
+            current = self.arrays
+            same = set(arrays) == set(current) and all(
+                _same(arrays[name].numpy(), current[name].numpy()) for name in current
+            )
+            if not same:
+                raise InvalidInputError(
+                    "the arrays to be sent are not the ledger's model; pass on what "
+                    "aggregate_train returned, or use start()"
+                )
+        return self.model
+
+    def report(self, problems: Problems) -> None:
+        """Note who could not take part in the round that comes next, and why."""
+        if not problems:
+            return
+        lines = []
+        for client, reason in problems:
+            number = self.num_rounds + 1
+            log(WARNING, "round %s without %r: %s", number, client, reason)
+            facts = {"time": now(), "round": number, "client": client}
+            lines.append(json.dumps({**facts, "reason": reason}) + "\n")
+        try:
+            with self.failures.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            raise LedgerError(
+                f"cannot write {self.failures}: {error.strerror}; see to it and start "
+                "again"
+            ) from None
+
+    def _check(self, initial: Model) -> None:
+        """Raise unless the ledger records what this run trains."""
+        wanted, found = self._settings, self.ledger.settings
+        if found.aggregation != wanted.aggregation:
+            raise LedgerError(
+                f"the ledger at {self.path} records a {found.aggregation}, the "
+                f"strategy computes a {wanted.aggregation}; choose another folder"
+            )
+        if found.update_dtype != wanted.store:
+            raise LedgerError(
+                f"the ledger at {self.path} stores {found.update_dtype}; go on with "
+                f'store="{found.update_dtype}" or choose another folder'
+            )
+        # The other way round is a ledger that was compacted: it goes on with sums.
+        if wanted.keep.policy == "sums" and found.history != "sums":
+            raise LedgerError(
+                f"the ledger at {self.path} keeps rounds, not sums; run `fastfedul "
+                f"ledger compact {self.path}` first, or go on with another keep"
+            )
+        if wanted.keep.use == "aggregate" and found.history == "sums":
+            raise LedgerError(
+                f"the ledger at {self.path} keeps sums, which are over all updates; go "
+                'on with keep_use="store" or choose another folder'
+            )
+        same = found.layout == initial.params.layout
+        if not same or set(initial.buffers) != set(self.model.buffers):
+            raise LedgerError(
+                f"the ledger at {self.path} is of another model; choose another folder"
+            )
+
+
+def _same(left: Array, right: Array) -> bool:
+    return left.dtype == right.dtype and np.array_equal(left, right)

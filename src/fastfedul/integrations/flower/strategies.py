@@ -1,0 +1,105 @@
+"""Which of Flower's strategies can be recorded, and as which aggregation.
+
+What counts is the function that aggregates: a subclass that only samples differently,
+or only changes metrics, is as good as its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
+
+from fastfedul.federation.aggregation import MEAN, check_supported, resolve
+from fastfedul.integrations.flower.errors import StrategyRefusedError
+
+_MEMORY = (
+    "is a server optimizer with memory: its step depends on earlier rounds, so no "
+    "client can be taken out of it"
+)
+_CHOICE = (
+    "chooses among whole updates, which the ledger cannot replay; use FedMedian or "
+    "FedTrimmedAvg against bad clients"
+)
+_NOISE = "clips updates or adds noise, so its model is no mean of what clients sent"
+_TREES = "aggregates trees, which are no arrays of parameters"
+_LOSS = "weighs updates by the clients' losses, which the ledger does not have"
+
+REFUSED: Mapping[str, str] = {
+    "FedAdagrad": _MEMORY,
+    "FedAdam": _MEMORY,
+    "FedAvgM": _MEMORY,
+    "FedYogi": _MEMORY,
+    "Krum": _CHOICE,
+    "MultiKrum": _CHOICE,
+    "Bulyan": _CHOICE,
+    "QFedAvg": _LOSS,
+    "FedXgbBagging": _TREES,
+    "FedXgbCyclic": _TREES,
+    "DifferentialPrivacyClientSideAdaptiveClipping": _NOISE,
+    "DifferentialPrivacyClientSideFixedClipping": _NOISE,
+    "DifferentialPrivacyServerSideAdaptiveClipping": _NOISE,
+    "DifferentialPrivacyServerSideFixedClipping": _NOISE,
+}
+"""What is known not to work, and why."""
+
+
+def aggregation_of(strategy: object, named: str | None = None) -> str:
+    """Return the ledger's name of what a strategy computes from a round's updates.
+
+    Args:
+        strategy: Flower's, or one derived from Flower's.
+        named: What the caller says it is; needed only if it aggregates in a way of its
+            own, and believed only as far as every round bears it out.
+
+    Raises:
+        StrategyRefusedError: If no client could be taken out of its model.
+    """
+    kind = type(strategy).__name__
+    if not isinstance(strategy, Strategy):
+        raise StrategyRefusedError(
+            f"{kind} is no strategy of flwr.serverapp.strategy; those of "
+            "flwr.server.strategy and secure aggregation, which hides single updates, "
+            "cannot be recorded"
+        )
+    kinds = {**{getattr(flower, n): why for n, why in REFUSED.items()}, FedOpt: _MEMORY}
+    for refused, reason in kinds.items():
+        if isinstance(strategy, refused):
+            raise StrategyRefusedError(
+                f"{kind} cannot be recorded: it {reason}; use FedAvg or FedProx"
+            )
+    if type(strategy).start is not Strategy.start:
+        raise StrategyRefusedError(
+            f"{kind} has a start() of its own, so its rounds cannot be recorded; "
+            "derive from FedAvg and leave start() as it is"
+        )
+    known = _known(strategy)
+    if named is None:
+        if known is None:
+            raise StrategyRefusedError(
+                f"{kind} has an aggregate_train of its own; if it is a weighted mean "
+                'of the updates, say so with aggregation="mean"'
+            )
+        return known
+    if known is not None and named != known:
+        raise StrategyRefusedError(f"{kind} aggregates by {known}, not by {named}")
+    check_supported(named)
+    if named != MEAN:
+        resolve(named, {})
+    return named
+
+
+def _known(strategy: Strategy) -> str | None:
+    if "aggregate_train" in vars(strategy):
+        return None
+    function = type(strategy).aggregate_train
+    if function is FedAvg.aggregate_train:
+        return MEAN
+    if function is FedMedian.aggregate_train:
+        return "median"
+    if function is FedTrimmedAvg.aggregate_train:
+        assert isinstance(strategy, FedTrimmedAvg)
+        return f"trimmed-mean:{strategy.beta!r}"
+    return None

@@ -1,0 +1,47 @@
+"""The hash chain over the rounds: what was recorded, in which order, without times.
+
+Two ledgers of the same training have the same chain, on whatever machine and however
+often the training was interrupted. Norms and inner products are not part of it: they
+follow from the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastfedul.ledger.store.schema import Row, Value, digest_of
+
+
+def genesis(
+    layout: str, update_dtype: str, step_dtype: str, aggregation: str, initial: bytes
+) -> bytes:
+    """Return the chain before the first round."""
+    return digest_of("genesis", layout, update_dtype, step_dtype, aggregation, initial)
+
+
+def content_of(
+    index: int,
+    removed_share: float,
+    use: str,
+    step: bytes | None,
+    local: Row,
+    updates: Sequence[tuple[str, float, float, bytes | None]],
+) -> bytes:
+    """Return the digest of what a round contains.
+
+    Args:
+        index: Number of the round.
+        removed_share: Share of the clients that were erased from it.
+        use: `store` or `aggregate`.
+        step: Digest of the step's file; None if steps are not kept.
+        local: Learning rate, momentum, batch size and epochs; None each if unknown.
+        updates: Name, share, keep probability and digest of the file (None if not
+            kept) of each participant, sorted by name.
+    """
+    flat: list[Value] = [part for update in updates for part in update]
+    return digest_of("round", index, removed_share, use, step, *local, *flat)
+
+
+def link(previous: bytes, content: bytes) -> bytes:
+    """Return the chain after a round."""
+    return digest_of("link", previous, content)

@@ -1,0 +1,179 @@
+"""Who took part with which share: what sums alone can and cannot say about it.
+
+A sum over rounds has lost the rounds. Where every round would need a factor of its
+own, the mean of the factors stands in, weighted by how much each round contributed,
+and from the same numbers follows how far off the result can be at most. Where the
+factors are all the same, nothing is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastfedul.errors import UnlearnRefusedError
+from fastfedul.records import ClientId, RoundEntry, UpdateEntry
+
+if TYPE_CHECKING:
+    from fastfedul.ledger.protocol import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One client's part in one round.
+
+    Attributes:
+        share: Its share today.
+        reach: How far the round would have gone elsewhere without it, at most.
+        away: Length of its deviation from the step, at most.
+        along: Inner product of its deviation with the step; 0 if unknown.
+        update: What the ledger knows of its update.
+    """
+
+    share: float
+    reach: float
+    away: float
+    along: float
+    update: UpdateEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor that stands in for one of each round.
+
+    Attributes:
+        value: The weighted mean.
+        off: How far a sum of vectors with these weights for norms can be from the
+            true one when the factor is used for all of them.
+    """
+
+    value: float
+    off: float
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Everybody's part in every round, as it stands today.
+
+    Attributes:
+        rounds: The rounds.
+        places: By number of the round and client; of erased clients there are none.
+    """
+
+    rounds: tuple[RoundEntry, ...]
+    places: Mapping[int, Mapping[ClientId, Place]]
+
+    def share_of(self, clients: Set[ClientId], index: int) -> float:
+        """Return the share of some clients in a round, 1 if nobody else was there."""
+        places = self.places[index]
+        if places and set(places) <= clients:
+            return 1.0
+        return math.fsum(places[name].share for name in clients if name in places)
+
+    def places_of(self, client: ClientId) -> dict[int, Place]:
+        """Return a client's places by round."""
+        return {
+            index: places[client]
+            for index, places in self.places.items()
+            if client in places
+        }
+
+    def step_square(self, gone: Set[ClientId], index: int) -> float:
+        """Return the squared length of a round's step without some clients.
+
+        Two of their deviations from the step are taken to have nothing in common, and
+        a deviation whose product with the step is unknown to stand upright on it.
+        """
+        places = self.places[index]
+        length = self.rounds[index].step_norm
+        if math.isnan(length) or set(places) <= gone:
+            return 0.0
+        left = 1 - self.share_of(gone, index)
+        square = length**2
+        for name in gone & set(places):
+            place = places[name]
+            factor = place.share / left
+            square += factor**2 * place.away**2 - 2 * factor * place.along
+        return max(0.0, square)
+
+    def reach_of(self, clients: Set[ClientId], index: int) -> float:
+        """Return how far a round would have gone elsewhere without them, at most."""
+        left = 1 - self.share_of(clients, index)
+        places = self.places[index]
+        found = 0.0
+        for name in clients & set(places):
+            place = places[name]
+            alone = place.share == 1 or left == 0
+            found += place.reach * (1 if alone else (1 - place.share) / left)
+        return found
+
+
+def participation(ledger: Ledger) -> Participation:
+    """Return who took part in which round, with what can be known of it."""
+    rounds = tuple(ledger.rounds())
+    entries: dict[int, list[UpdateEntry]] = {round_.index: [] for round_ in rounds}
+    for name in ledger.clients():
+        for update in ledger.updates_of(name):
+            entries[update.round].append(update)
+    places: dict[int, dict[ClientId, Place]] = {}
+    for round_ in rounds:
+        here = entries[round_.index]
+        left = 1 - round_.removed_share
+        longest = math.fsum(u.share / left * u.norm for u in here)
+        step = longest if math.isnan(round_.step_norm) else round_.step_norm
+        places[round_.index] = {
+            u.client: _place(u, u.share / left, step, alone=len(here) == 1)
+            for u in here
+        }
+    return Participation(rounds, places)
+
+
+def _place(update: UpdateEntry, share: float, step: float, *, alone: bool) -> Place:
+    if alone:
+        return Place(1.0, step, 0.0, 0.0, update)
+    away, along = update.norm + step, 0.0
+    if update.step_product is not None:
+        squared = update.norm**2 - 2 * update.step_product + step**2
+        away = math.sqrt(max(0.0, squared))
+        along = update.step_product - step**2
+    return Place(share, share / (1 - share) * away, away, along, update)
+
+
+def mean_factor(pairs: Iterable[tuple[float, float]]) -> Factor:
+    """Return the mean of factors, given each with its weight.
+
+    >>> mean_factor([(2.0, 1.0), (4.0, 1.0)])
+    Factor(value=3.0, off=2.0)
+    """
+    found = list(pairs)
+    total = math.fsum(weight for _, weight in found)
+    if total == 0:
+        return Factor(found[0][0] if found else 0.0, 0.0)
+    value = math.fsum(factor * weight for factor, weight in found) / total
+    gap = math.fsum(abs(factor - value) * weight for factor, weight in found)
+    # Shares are sums of floats, so factors that are the same differ in last digits.
+    return Factor(value, gap if gap > 1e-9 * abs(value) * total else 0.0)
+
+
+def joint_factors(here: Participation, gone: Set[ClientId]) -> dict[ClientId, Factor]:
+    """Return what each client's own difference counts when all of them go.
+
+    Raises:
+        UnlearnRefusedError: If a round had several of them and nobody else: what it
+            added to the model is not in their sums.
+    """
+    found = {}
+    for client in sorted(gone):
+        pairs = []
+        for index, place in here.places_of(client).items():
+            left = 1 - here.share_of(gone, index)
+            if left == 0 and len(here.places[index]) > 1:
+                raise UnlearnRefusedError(
+                    f"nobody but the clients to forget took part in round {index}, "
+                    "and this ledger keeps sums, not its step; retrain without them"
+                )
+            pairs.append((1.0 if left == 0 else (1 - place.share) / left, place.reach))
+        found[client] = mean_factor(pairs)
+    return found

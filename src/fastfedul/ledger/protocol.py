@@ -1,0 +1,216 @@
+"""What every ledger offers, and what can be read from any of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy.typing as npt
+
+from fastfedul.errors import InvalidInputError, LedgerError, UnknownClientError
+from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.params import Array, Flat, Params
+from fastfedul.records import (
+    ClientEntry,
+    ClientId,
+    ClientUpdate,
+    Combination,
+    Event,
+    Model,
+    PairEntry,
+    Round,
+    RoundEntry,
+    UpdateEntry,
+    VectorRef,
+)
+
+
+class Stack(Protocol):
+    """Stored vectors one under the other."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each."""
+
+
+class Ledger(Protocol):
+    """The history of a federation, as methods of unlearning read it."""
+
+    @property
+    def settings(self) -> LedgerSettings:
+        """What was decided when the ledger was created."""
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds are recorded."""
+
+    @property
+    def initial(self) -> Model:
+        """The model before the first round."""
+
+    @property
+    def final(self) -> Model:
+        """The model now."""
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Hold one consistent view for the time of a `with` block."""
+
+    def clients(self) -> Mapping[ClientId, ClientEntry]:
+        """Return every client ever seen."""
+
+    def rounds(self) -> Sequence[RoundEntry]:
+        """Return every round, without its arrays."""
+
+    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
+        """Return what one client took part in; nothing for a stranger."""
+
+    def updates_in(self, index: int) -> Sequence[UpdateEntry]:
+        """Return who took part in a round, sorted by client."""
+
+    def adjustments(self) -> Mapping[int, Flat]:
+        """Return corrections of the model by the round from which they count."""
+
+    def events(self) -> Sequence[Event]:
+        """Return the log of what was forgotten."""
+
+    def own_difference(self, client: ClientId) -> Flat:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+
+    @property
+    def chain(self) -> bytes:
+        """A digest that changes with every round."""
+
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients; none in a ledger of rounds."""
+
+    def combine(
+        self,
+        vectors: Sequence[VectorRef],
+        coefficients: npt.ArrayLike,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> Combination:
+        """Return linear combinations and inner products of stored vectors."""
+
+    def stack(self, vectors: Sequence[VectorRef]) -> Stack:
+        """Return stored vectors one under the other, to be read by columns."""
+
+
+class WritableLedger(Ledger, Protocol):
+    """A ledger that rounds can be added to and clients taken out of."""
+
+    def append(self, round_: Round) -> None:
+        """Record a round."""
+
+    def commit_forgetting(
+        self,
+        clients: Sequence[ClientId],
+        delta: Flat,
+        details: Mapping[str, object],
+        *,
+        erase: bool = False,
+    ) -> None:
+        """Move the model by delta and bar the clients; optionally erase them too."""
+
+    def commit_erasure(
+        self, clients: Sequence[ClientId], details: Mapping[str, object]
+    ) -> None:
+        """Rewrite the history as if forgotten clients had never been there."""
+
+
+def vector(ledger: Ledger, ref: VectorRef) -> Flat:
+    """Return one stored vector."""
+    flat: Flat = ledger.combine([ref], [[1.0]]).sums[0]
+    return flat
+
+
+def models(ledger: Ledger) -> Iterator[Params]:
+    """Yield the model before each round and, last, the model now.
+
+    With float32 steps these are the very bits the server had, as long as nobody was
+    forgotten: after that they are the server's up to rounding, and an erased client
+    is missing from the earlier models too.
+
+    Raises:
+        LedgerError: If the ledger keeps sums, and with them no steps.
+    """
+    require_rounds(ledger, "models between the first and the current one")
+    adjustments = ledger.adjustments()
+    layout = ledger.settings.layout
+    flat = ledger.initial.params.flat
+    for index in range(ledger.num_rounds):
+        if index in adjustments:
+            flat = flat + adjustments[index]
+        yield Params(layout, flat)
+        flat = flat + vector(ledger, VectorRef(index))
+    yield ledger.final.params
+
+
+def params_at(ledger: Ledger, index: int) -> Params:
+    """Return the model before a round; the number of rounds gives the model now.
+
+    Raises:
+        LedgerError: If the ledger keeps sums, for all but the first and the last.
+    """
+    if not 0 <= index <= ledger.num_rounds:
+        raise InvalidInputError(
+            f"there is no model before round {index}; rounds are 0 to "
+            f"{ledger.num_rounds - 1}"
+        )
+    if index == 0 and 0 not in ledger.adjustments():
+        return ledger.initial.params
+    if index == ledger.num_rounds:
+        return ledger.final.params
+    for position, params in enumerate(models(ledger)):
+        if position == index:
+            return params
+    raise AssertionError("the model now comes last")
+
+
+def read_round(ledger: Ledger, index: int) -> Round:
+    """Return a recorded round with its arrays, shares as of today."""
+    require_rounds(ledger, "the vectors of a round")
+    entries = ledger.updates_in(index)
+    remaining = 1 - ledger.rounds()[index].removed_share
+    layout = ledger.settings.layout
+    return Round(
+        index=index,
+        updates=tuple(
+            _read_update(ledger, entry, entry.share / remaining) for entry in entries
+        ),
+        step=Params(layout, vector(ledger, VectorRef(index))),
+        use=ledger.rounds()[index].use,
+        local=ledger.rounds()[index].local,
+    )
+
+
+def _read_update(ledger: Ledger, entry: UpdateEntry, share: float) -> ClientUpdate:
+    delta = None
+    if entry.kept:
+        flat = vector(ledger, VectorRef(entry.round, entry.client))
+        delta = Params(ledger.settings.layout, flat)
+    return ClientUpdate(entry.client, share, delta, entry.keep_probability, entry.kept)
+
+
+def require_rounds(ledger: Ledger, what: str) -> None:
+    """Raise if a ledger does not have what only a history of rounds has."""
+    if ledger.settings.history == "sums":
+        raise LedgerError(f"this ledger keeps sums per client only: {what} are gone")
+
+
+def require_known(ledger: Ledger, clients: Sequence[ClientId]) -> None:
+    """Raise unless the ledger has seen every one of these clients."""
+    known = ledger.clients()
+    for client in clients:
+        if client not in known:
+            near = difflib.get_close_matches(client, known, n=1)
+            hint = f"; did you mean {near[0]!r:.80}?" if near else ""
+            raise UnknownClientError(
+                f"no client is called {client!r:.80} in this ledger{hint}"
+            )
+
+
+def now() -> str:
+    """Return the time as it stands in the log."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

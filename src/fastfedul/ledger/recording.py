@@ -1,0 +1,380 @@
+"""What happens to a round before it is recorded: checks, then derived numbers.
+
+Nothing is written until all of this has passed, in memory and on disk alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import MEAN, resolve
+from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.ledger.store.arrays import BLOCK_VALUES, supported_buffer
+from fastfedul.ledger.store.streaming import run_blocks
+from fastfedul.params import Array, Flat, Layout, dot, show_names, weighted_sum
+from fastfedul.records import (
+    ClientId,
+    ClientState,
+    ClientUpdate,
+    KeepUse,
+    LocalSGD,
+    Model,
+    Round,
+)
+
+STEP_TOLERANCE = 1e-4
+"""How far, relative to its norm, a step may be from the updates' weighted mean."""
+
+LARGEST_NORM = 1e18
+"""Beyond this the squares of an update's values do not fit into float32."""
+
+_SHARE_TOLERANCE = 1e-6
+_LONGEST_NAME = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedUpdate:
+    """An update with its norm and its inner product with the round's step."""
+
+    client: ClientId
+    share: float
+    keep_probability: float
+    kept: bool
+    vector: Flat | None
+    norm: float
+    step_product: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """A round that passed every check, ready to be stored."""
+
+    index: int
+    use: KeepUse
+    updates: tuple[RecordedUpdate, ...]
+    step: Flat
+    step_norm: float
+    previous_product: float
+    model: Model
+    local: LocalSGD | None
+
+
+def prepare(
+    round_: Round,
+    settings: LedgerSettings,
+    *,
+    current: Model,
+    num_rounds: int,
+    previous_step: Flat | None,
+    state_of: Callable[[ClientId], ClientState | None],
+) -> RecordedRound:
+    """Return the round as it will be stored.
+
+    Args:
+        round_: What the caller hands in.
+        settings: Those of the ledger.
+        current: The model before the round.
+        num_rounds: How many rounds the ledger has.
+        previous_step: The last round's step, None before the first.
+        state_of: Gives a client's state, None for one never seen.
+
+    Raises:
+        InvalidInputError: If anything about the round is wrong.
+    """
+    if not isinstance(round_.index, int | np.integer):
+        raise InvalidInputError(
+            f"the number of a round is a whole number, not {round_.index!r:.40}"
+        )
+    index = int(round_.index)
+    if index != num_rounds:
+        raise InvalidInputError(
+            f"round {round_.index} is out of order; the next one is {num_rounds}"
+        )
+    if round_.use not in ("store", "aggregate"):
+        raise InvalidInputError(f"use is store or aggregate, not {round_.use!r}")
+    layout = settings.layout
+    if settings.aggregation != MEAN and round_.use == "aggregate":
+        raise InvalidInputError("aggregating a sample needs the weighted mean")
+    for update in round_.updates:
+        check_name(update.client)
+    updates = sorted(round_.updates, key=lambda update: update.client)
+    _check_participants(updates, state_of)
+    vectors = [_vector(update, layout, round_.index) for update in updates]
+    if settings.history == "sums":
+        updates = _check_summable(round_, updates)
+    given = None if round_.step is None else _flat(round_.step, layout, "the step")
+    step, squares, products, previous = _measure(
+        round_, updates, vectors, given, previous_step, settings
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        flat = current.params.flat + step
+    if not np.isfinite(flat).all():
+        raise InvalidInputError(f"round {round_.index} makes the model infinite")
+    return RecordedRound(
+        index=index,
+        use=round_.use,
+        updates=tuple(
+            RecordedUpdate(
+                str(update.client),
+                float(update.share),
+                float(update.keep_probability) + 0.0,  # no negative zero
+                update.kept,
+                vector,
+                math.sqrt(squares[i]) if vector is not None else math.nan,
+                products[i] if vector is not None else None,
+            )
+            for i, (update, vector) in enumerate(zip(updates, vectors, strict=True))
+        ),
+        step=step,
+        step_norm=math.sqrt(squares[-1]),
+        previous_product=previous,
+        model=Model(
+            type(current.params)(layout, flat), check_buffers(round_, current, layout)
+        ),
+        local=_local(round_.local),
+    )
+
+
+def _local(given: LocalSGD | None) -> LocalSGD | None:
+    """Return local training in the types that a row gives back."""
+    if given is None:
+        return None
+    return LocalSGD(
+        lr=float(given.lr),
+        momentum=float(given.momentum) + 0.0,  # no negative zero
+        batch_size=int(given.batch_size),
+        epochs=float(given.epochs),
+    )
+
+
+def check_name(client: ClientId) -> None:
+    """Raise unless a client name is text that can be stored."""
+    if not isinstance(client, str) or not client:
+        raise InvalidInputError(f"a client name is text, not {client!r:.80}")
+    try:
+        size = len(client.encode())
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"the client name {client!r:.80} is not valid Unicode"
+        ) from None
+    if size > _LONGEST_NAME:
+        raise InvalidInputError(
+            f"a client name has {size} bytes; at most {_LONGEST_NAME} are allowed"
+        )
+
+
+def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str, Array]:
+    """Return the buffers after a round, checked against those of the model."""
+    if round_.buffers is None:
+        return current.buffers
+    if set(round_.buffers) != set(current.buffers):
+        wrong = set(round_.buffers) ^ set(current.buffers)
+        raise InvalidInputError(f"buffer names differ: {show_names(wrong)}")
+    return require_buffers(round_.buffers, layout)
+
+
+def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
+    """Return copies of buffers whose names and dtypes can be stored."""
+    parameters = {slot.name for slot in layout.slots}
+    for name, buffer in buffers.items():
+        if name in parameters:
+            raise InvalidInputError(f"{name!r} is both a parameter and a buffer")
+        if not supported_buffer(np.asarray(buffer)):
+            raise InvalidInputError(
+                f"buffer {name!r} has dtype {np.asarray(buffer).dtype}, "
+                "which cannot be stored"
+            )
+    native = {name: np.asarray(buffer) for name, buffer in buffers.items()}
+    return {name: np.array(b, b.dtype.newbyteorder("=")) for name, b in native.items()}
+
+
+def _check_participants(
+    updates: list[ClientUpdate], state_of: Callable[[ClientId], ClientState | None]
+) -> None:
+    if not updates:
+        raise InvalidInputError("a round needs at least one participant")
+    seen: set[ClientId] = set()
+    for update in updates:
+        name = f"{update.client!r:.80}"
+        if update.client in seen:
+            raise InvalidInputError(f"client {name} appears twice in the round")
+        seen.add(update.client)
+        if state_of(update.client) in ("forgotten", "erased"):
+            raise InvalidInputError(
+                f"client {name} was forgotten and cannot take part again"
+            )
+        if not (math.isfinite(update.share) and 0 < update.share <= 1 + 1e-9):
+            raise InvalidInputError(
+                f"the share of client {name} is {update.share}; shares are in (0, 1]"
+            )
+        probability = update.keep_probability
+        if not (0 <= probability <= 1) or (update.kept and probability == 0):
+            raise InvalidInputError(
+                f"the keep probability of client {name} is {probability}"
+            )
+    shares = [update.share for update in updates]
+    if abs(math.fsum(shares) - 1) > _SHARE_TOLERANCE:
+        raise InvalidInputError(
+            f"the shares of the round sum to {math.fsum(shares)}, not to 1"
+        )
+    # Else, without some clients, 1 minus their shares could be 0 or less and stand for
+    # the shares of the others. The sum is taken with -1 in it, lest it round to 1.
+    gap = abs(math.fsum([*shares, -1.0]))
+    smallest = min(updates, key=lambda update: update.share)
+    if gap > smallest.share / 2:
+        raise InvalidInputError(
+            f"the shares of the round are {gap:.3g} away from a sum of 1, and that of "
+            f"client {smallest.client!r:.80} is only {smallest.share:.3g}; give exact "
+            "shares, or leave it out of the round"
+        )
+
+
+def _check_summable(round_: Round, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """Return the updates as a history of sums records them: none kept for itself."""
+    if round_.use == "aggregate":
+        raise InvalidInputError(
+            "a history of sums needs rounds in which every update counts; use store"
+        )
+    for update in updates:
+        if update.delta is None:
+            raise InvalidInputError(
+                f"a history of sums needs every update, and that of client "
+                f"{update.client!r:.80} in round {round_.index} is missing"
+            )
+    return [replace(update, kept=False, keep_probability=1.0) for update in updates]
+
+
+def _vector(update: ClientUpdate, layout: Layout, index: int) -> Flat | None:
+    if update.delta is None:
+        if update.kept:
+            raise InvalidInputError(
+                f"client {update.client!r:.80} is to be kept in round {index} "
+                "but has no update"
+            )
+        return None
+    return _flat(update.delta, layout, f"the update of client {update.client!r:.80}")
+
+
+def _flat(value: Mapping[str, Array], layout: Layout, what: str) -> Flat:
+    flat = getattr(value, "flat", None)
+    if flat is not None and getattr(value, "layout", None) == layout:
+        return np.ascontiguousarray(flat)
+    try:
+        return layout.flatten(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{what}: {error}") from None
+
+
+def _measure(
+    round_: Round,
+    updates: list[ClientUpdate],
+    vectors: list[Flat | None],
+    given: Flat | None,
+    previous_step: Flat | None,
+    settings: LedgerSettings,
+) -> tuple[Flat, list[float], list[float], float]:
+    """Return the step, squared norms (the step's last), products, previous product."""
+    size = settings.layout.size
+    expected = _expected(round_, updates, vectors, settings)
+    if expected is None and given is None:
+        raise InvalidInputError(
+            f"round {round_.index} needs its step, because updates are missing"
+        )
+    present = [i for i, vector in enumerate(vectors) if vector is not None]
+    num_blocks = -(-size // BLOCK_VALUES)
+    step = np.empty(size, np.float32) if given is None else given
+    squares = np.zeros((num_blocks, len(vectors) + 1))
+    products = np.zeros((num_blocks, len(vectors)))
+    others = np.zeros((num_blocks, 2))
+
+    def work(blocks: Iterable[int]) -> None:
+        # Inside the thread: the setting does not reach threads from outside.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks:
+                measure(block)
+
+    def measure(block: int) -> None:
+        part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
+        if expected is not None and given is not None:
+            gap = given[part] - expected(part)
+            others[block, 0] = dot(gap, gap)
+        elif expected is not None:
+            step[part] = expected(part)
+        piece = step[part]
+        squares[block, -1] = dot(piece, piece)
+        for i in present:
+            vector = vectors[i]
+            assert vector is not None
+            squares[block, i] = dot(vector[part], vector[part])
+            products[block, i] = dot(vector[part], piece)
+        if previous_step is not None:
+            others[block, 1] = dot(previous_step[part], piece)
+
+    run_blocks(work, num_blocks)
+    totals = squares.sum(axis=0).tolist()
+    gap, previous = others.sum(axis=0).tolist()
+    _check_finite(updates, totals, round_.index)
+    if not gap <= STEP_TOLERANCE**2 * totals[-1]:
+        raise InvalidInputError(
+            f"the step of round {round_.index} differs from the "
+            f"{settings.aggregation} of its updates by {math.sqrt(gap):.3g} "
+            f"at a norm of {math.sqrt(totals[-1]):.3g};"
+            " if it is another aggregation, name it when the ledger is created"
+        )
+    return step, totals, products.sum(axis=0).tolist(), previous
+
+
+def _check_finite(updates: list[ClientUpdate], totals: list[float], index: int) -> None:
+    for update, total in zip(updates, totals, strict=False):
+        if not math.isfinite(total):
+            raise InvalidInputError(
+                f"client {update.client!r:.80} sent NaN or infinite values in round "
+                f"{index}; leave it out of the round"
+            )
+        if total > LARGEST_NORM**2:
+            raise InvalidInputError(
+                f"client {update.client!r:.80} sent an update of norm "
+                f"{math.sqrt(total):.3g} in round {index}, which is beyond all sense; "
+                "leave it out of the round"
+            )
+    if not math.isfinite(totals[-1]):
+        raise InvalidInputError(f"the step of round {index} has NaN or infinite values")
+
+
+def _entered(update: ClientUpdate, round_: Round) -> float:
+    """Return the weight with which an update went into the model."""
+    if round_.use == "store":
+        return update.share
+    return update.share / update.keep_probability if update.kept else 0.0
+
+
+def _expected(
+    round_: Round,
+    updates: list[ClientUpdate],
+    vectors: list[Flat | None],
+    settings: LedgerSettings,
+) -> Callable[[slice], Flat] | None:
+    """Return what gives a slice of the step as it should be; None if unknowable."""
+    weights = [_entered(update, round_) for update in updates]
+    rows = [v for v, w in zip(vectors, weights, strict=True) if w and v is not None]
+    factors = [weight for weight in weights if weight]
+    if len(rows) < len(factors):
+        return None
+    if not rows:
+        zeros = np.zeros(settings.layout.size, np.float32)
+        return lambda part: zeros[part]
+    if settings.aggregation == MEAN:
+        return lambda part: weighted_sum([row[part] for row in rows], factors)
+    rule = resolve(settings.aggregation, settings.custom)
+    shares = np.array([update.share for update in updates])
+    if rule.coordinatewise:
+        return lambda part: np.asarray(
+            rule.function(np.stack([row[part] for row in rows]), shares), np.float32
+        )
+    whole = np.asarray(rule.function(np.stack(rows), shares), np.float32)
+    return lambda part: whole[part]

@@ -1,0 +1,73 @@
+"""Files and cancels requests, beside a process that may be writing to the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.protocol import require_known
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.request_rows import decide, put_request
+from fastfedul.records import ClientId, ForgetRequest
+
+LONGEST_REASON = 10_000
+
+
+def add_request(
+    path: Path | str, client: ClientId, reason: str | None = None
+) -> ForgetRequest:
+    """File the request to forget a client; when this returns, it survives power loss.
+
+    It waits until whoever writes to the ledger is between two changes.
+
+    Args:
+        path: A ledger, or the run that contains it.
+        client: Who is to be forgotten.
+        reason: Why, in the words of whoever asks. It stays in the ledger and in the
+            certificate for good.
+
+    Raises:
+        UnknownClientError: If the ledger has never seen the client.
+        InvalidInputError: If it is forgotten already, or a request for it is waiting.
+    """
+    check_reason(reason)
+    with LedgerReader(path, write=True) as ledger, ledger.index.writing():
+        require_known(ledger, [client])
+        entry = ledger.clients()[client]
+        if entry.state != "active":
+            raise InvalidInputError(
+                f"client {client!r:.80} is {entry.state} already; there is nothing "
+                "more to ask"
+            )
+        return put_request(ledger.index, client, reason or None)
+
+
+def cancel_request(path: Path | str, number: int) -> ForgetRequest:
+    """Take a waiting request back.
+
+    Raises:
+        InvalidInputError: If there is no such request, or it is not waiting any more.
+    """
+    with LedgerReader(path, write=True) as ledger, ledger.index.writing():
+        return decide(ledger.index, number, "cancelled")
+
+
+def refuse_request(ledger: LedgerReader, number: int, answer: str) -> ForgetRequest:
+    """Say no to a waiting request of a ledger that is open for writing."""
+    with ledger.index.writing():
+        return decide(ledger.index, number, "refused", answer=answer)
+
+
+def check_reason(reason: str | None) -> None:
+    """Raise unless a reason is text that can be stored."""
+    if reason is None:
+        return
+    if len(reason) > LONGEST_REASON:
+        raise InvalidInputError(
+            f"the reason has {len(reason)} characters; at most {LONGEST_REASON} are "
+            "allowed"
+        )
+    try:
+        reason.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError("the reason is not valid Unicode") from None

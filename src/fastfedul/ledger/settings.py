@@ -1,0 +1,63 @@
+"""What is decided once, when a ledger is created."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import MEAN, Aggregation, check_supported
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
+from fastfedul.params import Layout
+from fastfedul.records import History, StorageDtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerSettings:
+    """How a ledger stores and what it assumes.
+
+    Attributes:
+        layout: Names, shapes and dtypes of the parameters.
+        aggregation: `mean`, or the name of an aggregation that can be replayed.
+        custom: The caller's own aggregations by name; they are not stored, so they
+            must be given again whenever the ledger is opened.
+        update_dtype: How updates are stored on disk.
+        step_dtype: How steps are stored on disk.
+        history: `rounds`: steps and updates of every round, as far as they are kept.
+            `sums`: one sum per client and a few differences of two clients, and no
+            other vectors of rounds.
+        budget: Bytes the ledger may take on disk; None for any number.
+    """
+
+    layout: Layout
+    aggregation: str = MEAN
+    custom: Mapping[str, Aggregation] = field(default_factory=dict)
+    update_dtype: StorageDtype = "float32"
+    step_dtype: StorageDtype = "float32"
+    history: History = "rounds"
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        check_supported(self.aggregation)
+        for dtype in (self.update_dtype, self.step_dtype):
+            if dtype not in STORAGE_DTYPES:
+                raise InvalidInputError(
+                    f"unknown storage dtype {dtype!r}; "
+                    f"choose {', '.join(STORAGE_DTYPES)}"
+                )
+        # What a row of the index says must come back from SQLite as it was.
+        if self.budget is not None and type(self.budget) is not int:
+            raise InvalidInputError(
+                f"budget is a whole number, not {self.budget!r:.40}; write it as an int"
+            )
+        if self.history not in ("rounds", "sums"):
+            raise InvalidInputError(
+                f"the history is rounds or sums, not {self.history!r:.40}"
+            )
+        if self.budget is not None and self.budget < 1:
+            raise InvalidInputError(f"the budget is {self.budget} bytes; choose more")
+        if self.aggregation != MEAN and (self.history == "sums" or self.budget):
+            raise InvalidInputError(
+                f"{self.aggregation!r:.40} is replayed from every update of a round, "
+                "so it needs a history of rounds without a budget"
+            )

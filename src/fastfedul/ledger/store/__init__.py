@@ -1,0 +1,1 @@
+"""The bytes of a ledger: array files, and an index of them."""

@@ -1,0 +1,137 @@
+"""Models as files of the user's: safetensors or npz in, safetensors out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.ledger.store.folder import why
+from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
+from fastfedul.records import Model
+
+SUFFIXES = (".safetensors", ".npz")
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return the named arrays of a safetensors or npz file; nothing is unpickled."""
+    try:
+        arrays = _read_npz(path) if path.suffix == ".npz" else dict(load_file(path))
+    except FileNotFoundError:
+        raise InvalidInputError(f"there is no file {path}") from None
+    except Exception as error:
+        # On a damaged file zipfile, zlib and NumPy raise what they like.
+        raise InvalidInputError(
+            f"cannot read arrays from {path}: {why(error)}"
+        ) from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise InvalidInputError(
+                f"{path} holds {name!r:.80}, which is no array; save it without"
+            )
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    # NumPy forgets to close the file of a damaged archive if it opens it itself.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def split_arrays(
+    arrays: dict[str, Array], buffers: frozenset[str]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return parameters and buffers: what is not of a float dtype is a buffer too."""
+    parameters: dict[str, Array] = {}
+    others: dict[str, Array] = {}
+    for name, array in arrays.items():
+        is_buffer = name in buffers or array.dtype.name not in FLOAT_DTYPES
+        (others if is_buffer else parameters)[name] = array
+    return parameters, others
+
+
+def read_model(
+    path: Path, *, layout: Layout | None = None, buffers: frozenset[str] = frozenset()
+) -> Model:
+    """Return the model of a file, checked against a layout if one is given."""
+    parameters, others = split_arrays(read_arrays(path), buffers)
+    try:
+        return Model(Params.of(parameters, layout), others)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from None
+
+
+@contextlib.contextmanager
+def model_written(path: Path, model: Model) -> Iterator[None]:
+    """Write a model beside its place, and put it there when the block succeeds.
+
+    So a full disk is found out before anything else is done, and the file is never
+    half written.
+
+    Raises:
+        InvalidInputError: If the place is none for a file, or a value is none for the
+            dtype it is written in.
+    """
+    _check_place(path)
+    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    arrays = {**_exported(path, model.params), **model.buffers}
+    try:
+        try:
+            # Not ascontiguousarray, which would give a single number a shape.
+            save_file(
+                {k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary
+            )
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        except (OSError, SafetensorError) as error:
+            raise LedgerError(f"cannot write {path}: {why(error)}") from None
+        yield
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            raise LedgerError(
+                f"the model was not put at {path}: {why(error)}; what was done before "
+                "is done"
+            ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _check_place(path: Path) -> None:
+    """Raise unless a file can be written at this place, or over one that is there."""
+    try:
+        taken = path.exists() and not path.is_file()
+        homeless = not path.parent.is_dir()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {path}: {why(error)}") from None
+    if taken:
+        raise InvalidInputError(
+            f"cannot write {path}: it is there and no file; name a new .safetensors "
+            "file"
+        )
+    if homeless:
+        raise InvalidInputError(
+            f"cannot write {path}: there is no folder {path.parent}; make it first"
+        )
+
+
+def _exported(path: Path, params: Params) -> dict[str, Array]:
+    """Return the arrays as they are written, none of them infinite by the writing."""
+    with np.errstate(over="ignore"):
+        arrays = params.exported()
+    for name, array in arrays.items():
+        lost = np.isfinite(params[name]) & ~np.isfinite(array)
+        if lost.any():
+            value = params[name][lost].flat[0]
+            raise InvalidInputError(
+                f"cannot write {path}: {name!r:.80} is {array.dtype}, which cannot "
+                f"hold {value:.6g}; leave the file out, the ledger keeps float32"
+            )
+    return arrays

@@ -1,0 +1,223 @@
+"""Linear combinations of stored vectors in bounded memory, each byte read once.
+
+Threads take turns at blocks of columns. Within a block a few rows at a time are read,
+checked and decoded into a buffer that fits the processor's cache, then multiplied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
+
+from fastfedul.ledger.store.arrays import (
+    BLOCK_VALUES,
+    Source,
+    check_header,
+    open_array,
+    opened,
+    read_blocks,
+)
+from fastfedul.params import Array, Flat, dot
+from fastfedul.records import Combination
+
+_ROWS_AT_ONCE = 8
+_BLOCKS_AT_ONCE = 2  # fewer calls to the kernel, after each of which threads queue up
+_OPEN_FILES = 256
+
+Pair = tuple[int, int]
+
+
+def num_threads() -> int:
+    """Return how many threads to read with: the processors this process may use."""
+    return max(1, min(8, len(os.sched_getaffinity(0))))
+
+
+def combine(
+    folder: Path,
+    sources: Sequence[Source],
+    coefficients: npt.ArrayLike,
+    pairs: Sequence[Pair] = (),
+) -> Combination:
+    """Return coefficients (sums by sources) times the vectors, and inner products.
+
+    Args:
+        folder: Where the array files are.
+        sources: The vectors.
+        coefficients: One row per sum.
+        pairs: Positions of vectors whose inner products are wanted as well.
+    """
+    matrix = np.atleast_2d(np.asarray(coefficients, np.float32))
+    size = sources[0].size
+    sums = np.zeros((len(matrix), size), np.float32)
+    products = np.zeros(len(pairs))
+    bytes_read = 0
+    groups = _groups(len(sources), pairs)
+    while groups:
+        batch: list[list[int]] = []
+        while groups and sum(map(len, batch)) < _OPEN_FILES:
+            batch.append(groups.pop(0))
+        bytes_read += _combine_batch(
+            folder, sources, batch, matrix, pairs, sums, products
+        )
+    return Combination(sums, tuple(products.tolist()), bytes_read)
+
+
+def read_vector(folder: Path, source: Source) -> Flat:
+    """Return one stored vector, every byte checked."""
+    flat: Flat = combine(folder, [source], [[1.0]]).sums[0]
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class StackedFiles:
+    """Stored vectors one under the other, to be read by columns.
+
+    Attributes:
+        folder: Where the array files are.
+        sources: The vectors.
+    """
+
+    folder: Path
+    sources: tuple[Source, ...]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each.
+
+        Whole blocks are read and checked, so that some values more are read.
+        """
+        first = start // BLOCK_VALUES
+        begin = first * BLOCK_VALUES
+        end = min(self.sources[0].size, -(-stop // BLOCK_VALUES) * BLOCK_VALUES)
+        rows = np.empty((len(self.sources), end - begin), np.float32)
+
+        def work(places: Iterable[int]) -> None:
+            for place in places:
+                source = self.sources[place]
+                with opened(self.folder, source.info, source.place) as descriptor:
+                    read_blocks(descriptor, source, first, rows[place])
+
+        run_blocks(work, len(self.sources))
+        return rows[:, start - begin : stop - begin]
+
+
+def _groups(count: int, pairs: Sequence[Pair]) -> list[list[int]]:
+    """Split positions into small groups, with both sides of a pair in the same one."""
+    group_of: dict[int, list[int]] = {}
+    for left, right in pairs:
+        one = group_of.setdefault(left, [left])
+        other = group_of.setdefault(right, [right])
+        if one is not other:
+            one.extend(other)
+            for position in other:
+                group_of[position] = one
+    linked = list({id(group): group for group in group_of.values()}.values())
+    free = [position for position in range(count) if position not in group_of]
+    return linked + [
+        free[i : i + _ROWS_AT_ONCE] for i in range(0, len(free), _ROWS_AT_ONCE)
+    ]
+
+
+def _combine_batch(
+    folder: Path,
+    sources: Sequence[Source],
+    groups: list[list[int]],
+    matrix: Array,
+    pairs: Sequence[Pair],
+    sums: Array,
+    products: Array,
+) -> int:
+    """Add one batch of vectors to `sums` and `products`, both of the caller's own."""
+    size = sources[0].size
+    width = _BLOCKS_AT_ONCE * BLOCK_VALUES
+    num_spans = -(-size // width)
+    rows = max(map(len, groups))
+    inner = _pairs_of(groups, pairs)
+    steps = [(g, matrix[:, g], p) for g, p in zip(groups, inner, strict=True)]
+    partial = np.zeros((num_spans, len(pairs)))
+    bytes_read = np.zeros(num_spans, np.int64)
+    descriptors: dict[int, int] = {}
+
+    def work(spans: Iterable[int]) -> None:
+        buffer = np.empty((rows, min(size, width)), np.float32)
+        for span in spans:
+            part = sums[:, span * width : (span + 1) * width]
+            first = span * _BLOCKS_AT_ONCE
+            count = 0
+            for group, factors, inner in steps:
+                filled = buffer[: len(group), : part.shape[1]]
+                for row, position in zip(filled, group, strict=True):
+                    count += read_blocks(
+                        descriptors[position], sources[position], first, row
+                    )
+                part += factors @ filled
+                for number, left, right in inner:
+                    partial[span, number] = dot(filled[left], filled[right])
+            bytes_read[span] = count
+
+    try:
+        for group in groups:
+            for position in group:
+                source = sources[position]
+                descriptors[position] = open_array(folder, source.info, source.place)
+                check_header(descriptors[position], source)
+        run_blocks(work, num_spans)
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    products += partial.sum(axis=0)
+    return int(bytes_read.sum())
+
+
+def run_blocks(work: Callable[[Iterable[int]], None], num_blocks: int) -> None:
+    """Call `work` in as many threads as are useful; they share the blocks.
+
+    Meanwhile the linear algebra library keeps to one thread per caller: its own
+    threads and these would wait for each other.
+    """
+    threads = min(num_threads(), num_blocks)
+    if threads <= 1:
+        work(range(num_blocks))
+        return
+    waiting: SimpleQueue[int | None] = SimpleQueue()
+    for block in (*range(num_blocks), *[None] * threads):
+        waiting.put(block)
+    with one_thread_per_caller(), ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, iter(waiting.get, None)) for _ in range(threads)]
+        for future in futures:
+            future.result()
+
+
+def one_thread_per_caller() -> AbstractContextManager[object]:
+    """Keep the linear algebra library from starting threads of its own."""
+    limiter: AbstractContextManager[object] = _linear_algebra().limit(
+        limits=1, user_api="blas"
+    )
+    return limiter
+
+
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _pairs_of(
+    groups: list[list[int]], pairs: Sequence[Pair]
+) -> list[list[tuple[int, int, int]]]:
+    """Return for each group its pairs: number of the pair and two rows of the group."""
+    places = {p: (g, i) for g, group in enumerate(groups) for i, p in enumerate(group)}
+    found: list[list[tuple[int, int, int]]] = [[] for _ in groups]
+    for number, (left, right) in enumerate(pairs):
+        if left in places:
+            group, row = places[left]
+            found[group].append((number, row, places[right][1]))
+    return found

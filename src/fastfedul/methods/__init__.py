@@ -1,0 +1,1 @@
+"""How to forget: one file or folder for each method."""

@@ -1,0 +1,1 @@
+"""Fast-FedUL, and the skews that it can use."""

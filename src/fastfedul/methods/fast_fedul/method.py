@@ -1,0 +1,153 @@
+"""Fast-FedUL: take clients out of the final model, without data and without training.
+
+Thanh Trung Huynh, Trong Bang Nguyen, Phi Le Nguyen, Thanh Tam Nguyen, Matthias
+Weidlich, Quoc Viet Hung Nguyen, Karl Aberer: "Fast-FedUL: A Training-Free Federated
+Unlearning with Provable Skew Resilience", ECML PKDD 2024, Algorithm 2.
+
+The paper's recursion is evaluated in closed form: the difference to the cleaned model
+is a linear combination of the steps and of the forgotten clients' own updates, so it
+takes one pass over those vectors and never touches the other clients' updates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.views import CountedLedger
+from fastfedul.methods.fast_fedul.bound import (
+    LIPSCHITZ_SOURCE,
+    Bound,
+    distance_bound,
+    estimate_lipschitz,
+)
+from fastfedul.methods.fast_fedul.removal import (
+    Removal,
+    coverage_of,
+    coverages,
+    judge,
+    standard_error,
+)
+from fastfedul.methods.fast_fedul.skews import (
+    Difference,
+    Scalar,
+    Skew,
+    left_at_end,
+    usual_skew,
+)
+from fastfedul.methods.fast_fedul.tracing import leaving, trace
+from fastfedul.methods.protocol import OLD_BUFFERS, Needs, UnlearnRequest
+from fastfedul.params import Params
+from fastfedul.records import RoundEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastFedUL:
+    """Hyperparameters of the method; a call does the work and keeps no state.
+
+    With nothing set, the skew is `Kronecker()`. The paper's method is
+    `FastFedUL(skew=Scalar(0.07))`. The paper's variants are settings: Fast-FedUL-1 is a
+    ledger kept with the `uniform` policy, Fast-FedUL-2 is `NoSkew()`, Fast-FedUL-3 is
+    `Scalar(0.07, rounds="alternate")`.
+
+    Attributes:
+        skew: How the others' training is taken to have reacted. None for `Kronecker()`
+            where the aggregation is a weighted mean, and for `Scalar()` elsewhere.
+        minimum_coverage: Below this part of a client's share kept, refuse.
+    """
+
+    skew: Skew | None = None
+    minimum_coverage: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.minimum_coverage <= 1:
+            raise InvalidInputError(
+                f"the minimum coverage is from 0 to 1, not {self.minimum_coverage}"
+            )
+        if self.skew is not None and not hasattr(self.skew, "difference"):
+            raise InvalidInputError(
+                f"a skew is Kronecker(), Scalar() or NoSkew(), not {self.skew!r:.40}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the history."""
+        return Needs(history=True)
+
+    def __call__(self, request: UnlearnRequest) -> Removal:
+        """Return the current model plus the estimated difference."""
+        started = time.perf_counter()
+        ledger = CountedLedger(request.ledger)
+        skew = self.skew or usual_skew(ledger.settings.aggregation)
+        with ledger.snapshot():
+            rounds = ledger.rounds()
+            removal = leaving(ledger, request.forget, rounds)
+            coverage = coverages(request.forget, removal)
+            warnings = judge(coverage, self.minimum_coverage)
+            found = skew.difference(ledger, removal, rounds)
+            final = ledger.final
+        everything = coverage_of(removal.asked)
+        layout = final.params.layout
+        about_buffers = (OLD_BUFFERS,) if final.buffers else ()
+        return Removal(
+            params=Params(layout, final.params.flat + found.vector),
+            delta=Params(layout, found.vector),
+            clients=tuple(sorted(request.forget)),
+            rounds=len({update.round for update in removal.asked}),
+            coverage=everything,
+            coverage_by_client=coverage,
+            gamma_norms=found.gamma_norms,
+            # What a skew holds back at the end shrinks it, so this is its most.
+            standard_error=standard_error(removal, left_at_end(found.damping)),
+            bound=_bound(everything, found, _lipschitz(ledger, rounds)),
+            skew=found.skew,
+            reaction=found.reaction,
+            seconds=time.perf_counter() - started,
+            bytes_read=ledger.bytes_read + final.params.flat.nbytes,
+            warnings=(*warnings, *found.notes, *about_buffers),
+        )
+
+
+def iterations(request: UnlearnRequest, skew: Scalar) -> tuple[Params, ...]:
+    """Return the current model plus the difference after each round of the trace.
+
+    The last one is what a call returns; the others show how it comes about.
+    """
+    ledger = request.ledger
+    with ledger.snapshot():
+        rounds = ledger.rounds()
+        damping = skew.per_round(len(rounds))
+        decays = np.zeros((len(rounds), len(rounds)))
+        for last in range(len(rounds)):
+            decays[last, : last + 1] = left_at_end(damping[: last + 1])
+        traced = trace(ledger, leaving(ledger, request.forget, rounds), decays)
+        final = ledger.final.params
+    return tuple(Params(final.layout, final.flat + part) for part in traced.sums)
+
+
+def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:
+    """Return K; None from sums, which do not tell how the steps changed."""
+    if ledger.settings.history == "sums":
+        return None
+    return estimate_lipschitz(rounds)
+
+
+def _bound(coverage: float, found: Difference, lipschitz: float | None) -> Bound:
+    """Return the bound of Theorem 1 for a damping per round, plus what is held back.
+
+    By the triangle inequality that holds whatever a skew holds back at the end.
+    """
+    if coverage < 1:
+        return Bound(None, lipschitz, "no bound: part of the history was not kept")
+    if lipschitz is None and len(found.gamma_norms) > 1:
+        return Bound(None, None, "no bound: the history gives no Lipschitz constant")
+    if lipschitz is None:
+        exact = "one round at most: the removal is exact"
+        return Bound(found.held_back, 0.0, exact)
+    value = distance_bound(found.gamma_norms, found.damping, lipschitz)
+    return Bound(value + found.held_back, lipschitz, LIPSCHITZ_SOURCE)

@@ -1,0 +1,104 @@
+"""What Fast-FedUL gives back: the model, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fastfedul.errors import UnlearnRefusedError
+from fastfedul.methods.fast_fedul.bound import Bound
+from fastfedul.methods.fast_fedul.skews import Reaction, Skew
+from fastfedul.methods.fast_fedul.tracing import Leaving
+from fastfedul.methods.protocol import UnlearnResult
+from fastfedul.params import Array, Params
+from fastfedul.records import ClientId, UpdateEntry
+
+WARN_BELOW_COVERAGE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal(UnlearnResult):
+    """The model that Fast-FedUL gives, and how sure it is.
+
+    Attributes:
+        delta: Cleaned minus current model.
+        rounds: Rounds in which any of the clients took part.
+        coverage: Part of their share in the model whose updates were kept, 0 to 1.
+        coverage_by_client: The same for each client.
+        gamma_norms: How far each round would have gone elsewhere without them.
+        standard_error: Of delta, from keeping only a sample of the updates; None if
+            what is missing was not left out at random.
+        bound: Distance to a retrained model under the assumptions of Theorem 1.
+        skew: How the others' reaction was taken into account, settings filled in.
+        reaction: What the skew saw in the ledger; None for one that does not look.
+    """
+
+    delta: Params
+    rounds: int
+    coverage: float
+    coverage_by_client: Mapping[ClientId, float]
+    gamma_norms: tuple[float, ...]
+    standard_error: float | None
+    bound: Bound
+    skew: Skew
+    reaction: Reaction | None
+
+
+def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
+    """Return for each client how much of its share in the model was kept."""
+    return {
+        client: coverage_of([u for u in removal.asked if u.client == client])
+        for client in sorted(forget)
+    }
+
+
+def coverage_of(updates: Sequence[UpdateEntry]) -> float:
+    """Return the part of the share that went into the model whose update was kept."""
+    entered = math.fsum(u.share for u in updates if u.entered)
+    kept = math.fsum(u.share for u in updates if u.entered and (u.kept or u.summed))
+    return kept / entered if entered else 1.0
+
+
+def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]:
+    """Return warnings about what was not kept.
+
+    Raises:
+        UnlearnRefusedError: If less than the minimum was kept of a client.
+    """
+    warnings = []
+    for client, part in coverage.items():
+        if part < minimum:
+            raise UnlearnRefusedError(
+                f"only {part:.0%} of what client {client!r:.80} put into the model was "
+                f"kept, less than the {minimum:.0%} required; retrain without it, or "
+                "lower the minimum coverage if an incomplete removal will do"
+            )
+        if part < WARN_BELOW_COVERAGE:
+            warnings.append(
+                f"only {part:.0%} of what client {client!r:.80} put into the model was "
+                "kept; the rest is estimated from that or stays in"
+            )
+    return tuple(warnings)
+
+
+def standard_error(removal: Leaving, decay: Array) -> float | None:
+    """Return the standard deviation of delta over the draws of what was kept."""
+    asked = removal.by_round()
+    variance = 0.0
+    for round_ in removal.rounds:
+        if round_.use == "aggregate":
+            continue  # What was not kept is not in the model either.
+        updates = asked[round_.index]
+        gone = (*updates, *removal.earlier.get(round_.index, ()))
+        left = 1 - round_.removed_share - sum(update.share for update in gone)
+        for update in updates:
+            probability = update.keep_probability
+            stored = update.kept or update.summed
+            if not stored and probability in (0.0, 1.0):
+                return None
+            if probability < 1 and left > 0 and len(gone) < round_.num_updates:
+                spread = (1 - probability) / probability
+                size = update.share * update.norm / left
+                variance += spread * (decay[round_.index] * size) ** 2
+    return math.sqrt(variance)

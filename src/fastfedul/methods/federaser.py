@@ -1,0 +1,295 @@
+"""FedEraser: rebuild the model from old updates whose directions are computed anew.
+
+Gaoyang Liu, Xiaoqiang Ma, Yang Yang, Chen Wang, Jiangchuan Liu: "FedEraser: Enabling
+Efficient Client-Level Data Removal from Federated Learning Models", IWQoS 2021.
+
+Of the history every `interval`-th round counts (the paper's Delta t). The first one is
+aggregated as it is stored, without the forgotten clients: it started from a model they
+had no part in. In each later one the clients that stay train briefly from the rebuilt
+model, and their stored and fresh updates, the paper's U and U-hat, become
+
+    U-tilde = |U| U-hat / |U-hat|,    M <- M + sum of w U-tilde,
+
+with shares w that sum to 1 over the clients that stay. The paper divides by their
+number once more, which would shrink every step; here it is the plain weighted mean.
+FedAccum, the paper's comparison, adds up the stored updates without any help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.federation.clients import Federation
+from fastfedul.federation.local import LocalResult
+from fastfedul.federation.rounds import advance, average_buffers
+from fastfedul.ledger.protocol import Ledger, vector
+from fastfedul.methods.protocol import (
+    OLD_BUFFERS,
+    Needs,
+    UnlearnRequest,
+    UnlearnResult,
+    federation_of,
+    require_rounds_for,
+)
+from fastfedul.params import Flat, Params, norm
+from fastfedul.records import ClientUpdate, Model, Round, UpdateEntry, VectorRef
+
+Calibration = Literal["client", "layer"]
+CALIBRATIONS: tuple[Calibration, ...] = ("client", "layer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedEraser:
+    """Hyperparameters of the method; a call does the work and keeps no state.
+
+    Attributes:
+        interval: Every how many rounds one counts, Delta t in the paper.
+        ratio: Part of the usual local epochs that clients train for, r in the paper,
+            above 0 and up to 1.
+        calibration: `client`: the length of a whole update is that of the stored one,
+            as in the paper. `layer`: that of each parameter array is.
+    """
+
+    interval: int = 2
+    ratio: float = 0.5
+    calibration: Calibration = "client"
+
+    def __post_init__(self) -> None:
+        _check_interval(self.interval)
+        if not 0 < self.ratio <= 1:
+            raise InvalidInputError(
+                f"the ratio is above 0 and up to 1, not {self.ratio}; 0.5 trains half "
+                "of the usual epochs"
+            )
+        if self.calibration not in CALIBRATIONS:
+            raise InvalidInputError(
+                f"calibration is client or layer, not {self.calibration!r}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """Stored updates, and everybody else in the rounds that count."""
+        return Needs(history=True, others=True)
+
+    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+        """Return the model at the end of the rebuilt rounds."""
+        with request.ledger.snapshot():
+            model = request.ledger.initial
+            trained = False
+            for round_ in self.rounds(request):
+                model = advance(model, round_)
+                trained = trained or round_.index > 0
+        return _result(request, model, trained=trained)
+
+    def rounds(self, request: UnlearnRequest) -> Iterator[Round]:
+        """Yield the rebuilt rounds, each trained when it is asked for."""
+        name = "federaser"
+        federation = federation_of(request, name, self.needs)
+        ledger = request.ledger
+        retained = _retained(request, self.interval, name)
+        # All that may be refused is, before anybody trains.
+        for entries in retained:
+            first = entries[0].round == 0
+            if not first:
+                _check_present(entries, federation)
+            if first or self.calibration == "layer":
+                _check_kept(entries, name)
+            else:
+                _check_norms(entries)
+        model = ledger.initial
+        for entries in retained:
+            if entries[0].round == 0:
+                round_ = _stored(ledger, entries)
+            else:
+                round_ = self._calibrated(ledger, federation, model, entries)
+            model = advance(model, round_)
+            yield round_
+
+    def _calibrated(
+        self,
+        ledger: Ledger,
+        federation: Federation,
+        model: Model,
+        entries: Sequence[UpdateEntry],
+    ) -> Round:
+        """Return a round trained from the rebuilt model, as long as it was then."""
+        index = entries[0].round
+        names = [entry.client for entry in entries]
+        local = replace(federation.local, epochs=self.ratio * federation.local.epochs)
+        results = federation.clients.train(model, index, names, local)
+        shares = _shares(entries)
+        updates = []
+        for entry, share, result in zip(entries, shares, results, strict=True):
+            sent = _sent(result, federation.scales.get(entry.client, 1.0))
+            if self.calibration == "client":
+                flat = calibrated(sent.flat, entry.norm)
+            else:
+                flat = calibrated_by_layer(sent, _vector(ledger, entry)).flat
+            delta = Params(sent.layout, flat)
+            updates.append(ClientUpdate(entry.client, share, delta))
+        buffers = average_buffers(
+            [result.buffers for result in results], shares, model.buffers
+        )
+        return Round(index, tuple(updates), buffers=buffers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAccum:
+    """FedEraser without calibration: stored updates added up, and no help at all.
+
+    Attributes:
+        interval: Every how many rounds one counts, Delta t in the paper.
+    """
+
+    interval: int = 2
+
+    def __post_init__(self) -> None:
+        _check_interval(self.interval)
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the history."""
+        return Needs(history=True)
+
+    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+        """Return the first model plus the weighted means of the rounds that count."""
+        name = "fedaccum"
+        ledger = request.ledger
+        require_rounds_for(name, ledger)
+        refs: list[VectorRef] = []
+        weights: list[float] = []
+        with ledger.snapshot():
+            for entries in _retained(request, self.interval, name):
+                _check_kept(entries, name)
+                refs += [VectorRef(entry.round, entry.client) for entry in entries]
+                weights += _shares(entries)
+            start = ledger.initial
+            total: Flat = ledger.combine(refs, [weights]).sums[0]
+        params = Params(start.params.layout, start.params.flat + total)
+        return _result(request, Model(params, start.buffers), trained=False)
+
+
+def calibrated(fresh: Flat, length: float) -> Flat:
+    """Return a vector of the fresh direction and the stored length.
+
+    A fresh vector of zeros has no direction, so it stays zero.
+
+    >>> calibrated(np.float32([3, 4]), 10.0)
+    array([6., 8.], dtype=float32)
+    """
+    size = norm(fresh)
+    if size == 0:
+        return np.zeros_like(fresh)
+    # First to length 1: the quotient of the two lengths may be too large for float32.
+    direction: Flat = fresh / np.float32(size)
+    return direction * np.float32(length)
+
+
+def calibrated_by_layer(fresh: Params, stored: Params) -> Params:
+    """Return the fresh directions with the stored length of each parameter array."""
+    parts = [
+        calibrated(fresh[name].reshape(-1), norm(stored[name].reshape(-1)))
+        for name in fresh
+    ]
+    return Params(fresh.layout, np.concatenate(parts))
+
+
+def _retained(
+    request: UnlearnRequest, interval: int, name: str
+) -> list[tuple[UpdateEntry, ...]]:
+    """Return who stays of the rounds that count; rounds of nobody are left out."""
+    ledger = request.ledger
+    if ledger.settings.aggregation != MEAN:
+        raise UnlearnRefusedError(
+            f"{name} averages the updates, but this run was aggregated by "
+            f"{ledger.settings.aggregation!r:.80}; use fast-fedul, which replays it"
+        )
+    gone = request.gone
+    retained = []
+    for index in range(0, ledger.num_rounds, interval):
+        entries = [e for e in ledger.updates_in(index) if e.client not in gone]
+        if entries:
+            retained.append(tuple(entries))
+    if not retained:
+        raise UnlearnRefusedError(
+            f"{name} finds nobody who stays in any of the rounds that count; choose an "
+            "interval of 1, or retrain"
+        )
+    return retained
+
+
+def _stored(ledger: Ledger, entries: Sequence[UpdateEntry]) -> Round:
+    """Return a round as it is stored, without whoever is gone."""
+    pairs = zip(entries, _shares(entries), strict=True)
+    updates = [ClientUpdate(e.client, share, _vector(ledger, e)) for e, share in pairs]
+    return Round(entries[0].round, tuple(updates))
+
+
+def _vector(ledger: Ledger, entry: UpdateEntry) -> Params:
+    flat = vector(ledger, VectorRef(entry.round, entry.client))
+    return Params(ledger.settings.layout, flat)
+
+
+def _shares(entries: Sequence[UpdateEntry]) -> list[float]:
+    total = math.fsum(entry.share for entry in entries)
+    return [entry.share / total for entry in entries]
+
+
+def _sent(result: LocalResult, factor: float) -> Params:
+    """Return what reaches the server; of the factor only the sign will remain."""
+    if factor == 1:
+        return result.delta
+    return Params(result.delta.layout, result.delta.flat * np.float32(factor))
+
+
+def _result(request: UnlearnRequest, model: Model, *, trained: bool) -> UnlearnResult:
+    """Return the answer; a ledger has no buffers of earlier rounds to start from."""
+    old = bool(model.buffers) and not trained
+    return UnlearnResult(
+        params=model.params,
+        clients=tuple(sorted(request.forget)),
+        buffers=None if old else model.buffers,
+        warnings=(OLD_BUFFERS,) if old else (),
+    )
+
+
+def _check_interval(interval: int) -> None:
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise InvalidInputError(
+            f"the interval is a whole number of rounds, 1 or more, not {interval}"
+        )
+
+
+def _check_present(entries: Sequence[UpdateEntry], federation: Federation) -> None:
+    for entry in entries:
+        if entry.client not in federation.clients.data:
+            raise UnlearnRefusedError(
+                f"federaser needs {entry.client!r:.80}, who took part in round "
+                f"{entry.round} and is not in this federation; forget it too, or "
+                "bring it back"
+            )
+
+
+def _check_kept(entries: Sequence[UpdateEntry], name: str) -> None:
+    for entry in entries:
+        if not entry.kept:
+            raise UnlearnRefusedError(
+                f"{name} needs the update of client {entry.client!r:.80} in round "
+                f"{entry.round}, which was not kept; record with --keep all, or retrain"
+            )
+
+
+def _check_norms(entries: Sequence[UpdateEntry]) -> None:
+    for entry in entries:
+        if math.isnan(entry.norm):
+            raise UnlearnRefusedError(
+                f"federaser needs the length of the update of {entry.client!r:.80} in "
+                f"round {entry.round}, which the server never had; retrain"
+            )

@@ -1,0 +1,341 @@
+"""FedRecover: train again, with the server guessing most of what clients would send.
+
+Xiaoyu Cao, Jinyuan Jia, Zaixi Zhang, Neil Zhenqiang Gong: "FedRecover: Recovering from
+Poisoning Attacks in Federated Learning using Historical Information", IEEE Symposium
+on Security and Privacy 2023.
+
+A client's update at the recovered model is the stored one plus the curvature of its
+loss times the way between the two models: g^ = g- + H~ (w^ - w-). The product with H~
+comes by L-BFGS from what clients sent in the few rounds in which they were asked.
+
+An update here is local minus global parameters, so it is minus the paper's g and the
+curvature comes in with a minus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.federation.clients import Federation
+from fastfedul.federation.rounds import average_buffers
+from fastfedul.ledger.protocol import Ledger, models, vector
+from fastfedul.methods.curvature import SecantPair, curvature_times, secant_pair
+from fastfedul.methods.protocol import (
+    OLD_BUFFERS,
+    Needs,
+    UnlearnRequest,
+    UnlearnResult,
+    federation_of,
+)
+from fastfedul.params import Array, Flat, Params, weighted_sum
+from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedRecover:
+    """Hyperparameters of the method; a call does the work and keeps no state.
+
+    Clients are asked in some rounds only. Up to the first round of a client to forget
+    nothing has to be asked: there the stored updates are the exact ones. The counts
+    below begin after that round and are cut to `max_exact_share`.
+
+    Attributes:
+        warmup: Rounds asked at the start, the paper's T_w; None for a tenth of all
+            rounds and at least 2.
+        correction: After so many rounds one is asked again, T_c; None for never.
+        final: Rounds asked at the end, T_f; None for a twentieth of all rounds and at
+            least 1.
+        memory: Answers of a client that its curvature is made from, s.
+        max_curvature: Largest curvature that an answer may stand for, in updates per
+            way: beyond 2, rounds of training would swing ever further out. None for
+            the paper's own, which has no limit and does run away where clients train
+            with a large learning rate or momentum.
+        tolerance_rate: Part of the stored values that may be above the threshold tau.
+            A client with an estimate above it is asked, as long as there are rounds
+            left to ask in; after that the estimate is cut to plus or minus tau.
+        max_exact_share: Part of all rounds in which any client may be asked, 0 to 1.
+    """
+
+    warmup: int | None = None
+    correction: int | None = 10
+    final: int | None = None
+    memory: int = 2
+    max_curvature: float | None = 2.0
+    tolerance_rate: float = 1e-6
+    max_exact_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        limit = self.max_curvature
+        for name, fits, wanted in (
+            ("warmup", self.warmup is None or self.warmup >= 1, "1 or more"),
+            (
+                "correction",
+                self.correction is None or self.correction >= 1,
+                "1 or more",
+            ),
+            ("final", self.final is None or self.final >= 0, "0 or more"),
+            ("memory", self.memory >= 1, "1 or more"),
+            ("max_curvature", limit is None or limit > 0, "a number above 0"),
+            ("tolerance_rate", 0 <= self.tolerance_rate < 1, "0 or more and below 1"),
+            ("max_exact_share", 0 <= self.max_exact_share <= 1, "0 to 1"),
+        ):
+            if not fits:
+                value = getattr(self, name)
+                raise InvalidInputError(f"{name} is {value}; choose {wanted}")
+
+    @property
+    def needs(self) -> Needs:
+        """All stored updates, and the other clients now and then."""
+        return Needs(history=True, others=True)
+
+    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+        """Return the model that the rounds would have given without the clients."""
+        federation = federation_of(request, "fedrecover", self.needs)
+        ledger = request.ledger
+        clients = tuple(sorted(request.forget))
+        with ledger.snapshot():
+            first = _first_round_with(ledger, request.gone)
+            if first == ledger.num_rounds:
+                return UnlearnResult(params=ledger.final.params, clients=clients)
+            staying = _staying_updates(request, federation, first)
+            wanted = self.exact_rounds(first, ledger.num_rounds)
+            budget = self._budget(first, ledger.num_rounds)
+            recovery = _Recovery(
+                ledger=ledger,
+                federation=federation,
+                method=self,
+                threshold=_threshold(ledger, staying, self.tolerance_rate),
+                asked=frozenset(wanted[:budget]),
+                spare=max(0, budget - len(wanted)),
+            )
+            model = recovery.replay(first, staying)
+        return UnlearnResult(
+            params=model.params,
+            clients=clients,
+            buffers=None if recovery.has_old_buffers else model.buffers,
+            warnings=_warnings(recovery, len(wanted)),
+        )
+
+    def exact_rounds(self, first: int, num_rounds: int) -> tuple[int, ...]:
+        """Return the rounds in which everybody is to be asked, most important first.
+
+        The first one after the models part gives the curvature and the last one takes
+        away what has gathered, so they come before the others.
+
+        Args:
+            first: The first round in which a client to forget took part.
+            num_rounds: Number of all rounds.
+
+        >>> FedRecover().exact_rounds(0, 20)
+        (1, 19, 2, 12)
+        """
+        warmup = max(2, round(0.1 * num_rounds)) if self.warmup is None else self.warmup
+        final = max(1, round(0.05 * num_rounds)) if self.final is None else self.final
+        left = range(first + 1, num_rounds)
+        start, end = left[:warmup], left[max(0, len(left) - final) :][::-1]
+        every = self.correction or num_rounds
+        between = left[warmup + every - 1 :: every]
+        order = [*start[:1], *end[:1], *start[1:], *end[1:], *between]
+        return tuple(dict.fromkeys(order))
+
+    def _budget(self, first: int, num_rounds: int) -> int:
+        """Return in how many rounds clients may be asked.
+
+        Raises:
+            UnlearnRefusedError: If it is none, and one is needed.
+        """
+        budget = math.floor(self.max_exact_share * num_rounds + 1e-9)
+        if budget == 0 and first + 1 < num_rounds:
+            raise UnlearnRefusedError(
+                f"fedrecover may ask in {self.max_exact_share:g} of {num_rounds} "
+                "rounds, which is none, and then knows no curvature; raise "
+                "max_exact_share, or retrain"
+            )
+        return budget
+
+
+@dataclass(slots=True, kw_only=True)
+class _Recovery:
+    """One pass over the rounds.
+
+    Attributes:
+        ledger: The history.
+        federation: Whom to ask.
+        method: The hyperparameters.
+        threshold: Estimates with a value above it are not trusted.
+        asked: Rounds in which everybody is asked.
+        spare: Further rounds in which clients with odd estimates can be asked.
+        num_cut: Estimates that had to be cut to the threshold.
+        pairs: What is known of each client's curvature, the latest last.
+        averaged: Whether buffers of clients that were asked have been averaged.
+    """
+
+    ledger: Ledger
+    federation: Federation
+    method: FedRecover
+    threshold: float
+    asked: frozenset[int]
+    spare: int
+    num_cut: int = 0
+    pairs: dict[ClientId, list[SecantPair]] = field(default_factory=dict)
+    averaged: bool = False
+
+    @property
+    def has_old_buffers(self) -> bool:
+        """Whether there are buffers and no round gave any but those before training.
+
+        A ledger has no buffers of earlier rounds to start from.
+        """
+        return bool(self.ledger.initial.buffers) and not self.averaged
+
+    def replay(self, first: int, staying: Mapping[int, Sequence[UpdateEntry]]) -> Model:
+        """Return the model after all rounds, from the last one that is shared."""
+        model: Model | None = None
+        for index, stored in enumerate(models(self.ledger)):
+            if index < first:
+                continue
+            if model is None:
+                model = Model(stored, self.ledger.initial.buffers)
+            # A round with nobody left would not have happened.
+            if staying.get(index):
+                model = self._after(model, stored, staying[index])
+        assert model is not None
+        return model
+
+    def _after(
+        self, model: Model, stored: Params, entries: Sequence[UpdateEntry]
+    ) -> Model:
+        index = entries[0].round
+        shares = np.array([entry.share for entry in entries])
+        shares /= shares.sum()
+        way = model.params.flat - stored.flat
+        names = [entry.client for entry in entries]
+        buffers = model.buffers
+        deltas = {n: vector(self.ledger, VectorRef(index, n)) for n in names}
+        if index in self.asked:
+            local = self._ask(model, way, index, deltas, names)
+            if buffers:
+                buffers = average_buffers(local, shares.tolist(), buffers)
+                self.averaged = True
+        elif way.any():
+            self._estimate(model, way, index, deltas)
+        step = weighted_sum([deltas[name] for name in names], shares.tolist())
+        return Model(Params(stored.layout, model.params.flat + step), buffers)
+
+    def _estimate(
+        self, model: Model, way: Flat, index: int, deltas: dict[ClientId, Flat]
+    ) -> None:
+        """Replace stored updates by estimates, and odd estimates by answers."""
+        stored = dict(deltas)
+        for name, delta in stored.items():
+            deltas[name] = delta - curvature_times(self.pairs.get(name, ()), way)
+        odd = [n for n, d in deltas.items() if np.abs(d).max() > self.threshold]
+        if odd and self.spare:
+            self.spare -= 1
+            deltas.update({name: stored[name] for name in odd})
+            self._ask(model, way, index, deltas, odd)
+            return
+        self.num_cut += len(odd)
+        for name in odd:
+            deltas[name] = np.clip(deltas[name], -self.threshold, self.threshold)
+
+    def _ask(
+        self,
+        model: Model,
+        way: Flat,
+        index: int,
+        deltas: dict[ClientId, Flat],
+        names: Sequence[ClientId],
+    ) -> list[Mapping[str, Array]]:
+        """Replace stored updates by answers; return the clients' buffers."""
+        results = self.federation.clients.train(model, index, names)
+        for name, result in zip(names, results, strict=True):
+            factor = np.float32(self.federation.scales.get(name, 1.0))
+            exact = result.delta.flat * factor
+            turned = deltas[name] - exact
+            pair = secant_pair(way, turned, self.method.max_curvature)
+            if pair is not None:
+                known = [*self.pairs.get(name, ()), pair]
+                self.pairs[name] = known[-self.method.memory :]
+            deltas[name] = exact
+        return [result.buffers for result in results]
+
+
+def _first_round_with(ledger: Ledger, gone: frozenset[ClientId]) -> int:
+    """Return the first round of any of them; the number of rounds if there is none."""
+    rounds = [u.round for name in gone for u in ledger.updates_of(name)[:1]]
+    rounds += [entry.index for entry in ledger.rounds() if entry.removed_share > 0]
+    return min(rounds, default=ledger.num_rounds)
+
+
+def _staying_updates(
+    request: UnlearnRequest, federation: Federation, first: int
+) -> dict[int, list[UpdateEntry]]:
+    """Return, by round, what the others sent.
+
+    Raises:
+        UnlearnRefusedError: If the rounds cannot be replayed.
+    """
+    ledger = request.ledger
+    if ledger.settings.aggregation != MEAN:
+        raise UnlearnRefusedError(
+            f"fedrecover replays weighted means, not {ledger.settings.aggregation!r}"
+        )
+    found: dict[int, list[UpdateEntry]] = {}
+    for index in range(first, ledger.num_rounds):
+        entries = [u for u in ledger.updates_in(index) if u.client not in request.gone]
+        for entry in entries:
+            name = f"{entry.client!r:.80}"
+            if entry.client not in federation.clients.data:
+                raise UnlearnRefusedError(
+                    f"fedrecover must ask {name}, who is not in this federation"
+                )
+            if not entry.kept:
+                raise UnlearnRefusedError(
+                    f"fedrecover needs every stored update, and that of {name} in "
+                    f"round {index} was not kept; train with --keep all"
+                )
+        found[index] = entries
+    return found
+
+
+def _threshold(
+    ledger: Ledger, staying: Mapping[int, Sequence[UpdateEntry]], rate: float
+) -> float:
+    """Return the size that only this part of the stored values is above."""
+    entries = [entry for part in staying.values() for entry in part]
+    count = 1 + int(rate * len(entries) * ledger.settings.layout.size)
+    largest = np.zeros(0, np.float32)
+    for entry in entries:
+        sizes = np.abs(vector(ledger, VectorRef(entry.round, entry.client)))
+        largest = np.concatenate([largest, sizes])
+        if len(largest) > count:
+            largest = np.partition(largest, -count)[-count:]
+    return float(largest.min()) if len(largest) else 0.0
+
+
+def _warnings(recovery: _Recovery, num_wanted: int) -> tuple[str, ...]:
+    """Return what a reader of the result should know."""
+    found = [OLD_BUFFERS] if recovery.has_old_buffers else []
+    if recovery.num_cut:
+        found.append(
+            f"{recovery.num_cut} estimated updates were odd when no round to ask in "
+            f"was left; they were cut to values of at most {recovery.threshold:.3g}"
+        )
+    if num_wanted > len(recovery.asked):
+        found.append(
+            f"clients were asked in {len(recovery.asked)} rounds instead of "
+            f"{num_wanted}, to stay within {recovery.method.max_exact_share:g} of all"
+        )
+    if any(entry.state == "erased" for entry in recovery.ledger.clients().values()):
+        found.append(
+            "clients were erased before: the stored models are no longer those at "
+            "which the others computed their updates"
+        )
+    return tuple(found)

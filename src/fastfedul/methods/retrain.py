@@ -1,0 +1,95 @@
+"""Retraining: the run again, from its first model, without the clients to forget.
+
+The reference of every paper on federated unlearning, among them Gaoyang Liu, Xiaoqiang
+Ma, Yang Yang, Chen Wang, Jiangchuan Liu: "FedEraser: Enabling Efficient Client-Level
+Data Removal from Federated Learning Models", IWQoS 2021.
+
+Split, draws, order of examples and first model are those of the run; the slots of the
+forgotten clients stay empty. Only a round for which nobody else was drawn is drawn
+anew, as training does when everybody drops out. So the answer is the very model of a
+run in which they never answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastfedul.errors import UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.federation.clients import Federation
+from fastfedul.federation.rounds import advance, run_rounds
+from fastfedul.methods.protocol import (
+    Needs,
+    UnlearnRequest,
+    UnlearnResult,
+    federation_of,
+)
+
+NAME = "retrain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrain:
+    """Trains from scratch without the forgotten clients; exact, and the dearest.
+
+    Attributes:
+        progress: Called with the number of each round that is done.
+    """
+
+    progress: Callable[[int], None] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    @property
+    def needs(self) -> Needs:
+        """Everybody else, in every round; of the history only its first model."""
+        return Needs(others=True)
+
+    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+        """Return the model of the same run without them."""
+        federation = federation_of(request, NAME, self.needs)
+        _check(request, federation)
+        model = request.ledger.initial
+        rounds = run_rounds(
+            federation.clients.train,
+            federation.clients.sizes,
+            federation.schedule,
+            model=model,
+            stop=request.ledger.num_rounds,
+            absent=request.gone,
+            scales=federation.scales,
+            select=federation.select,
+        )
+        for round_ in rounds:
+            model = advance(model, round_)
+            if self.progress is not None:
+                self.progress(round_.index)
+        return UnlearnResult(
+            params=model.params,
+            clients=tuple(sorted(request.forget)),
+            buffers=model.buffers,
+        )
+
+
+def _check(request: UnlearnRequest, federation: Federation) -> None:
+    """Refuse what would give the model of another run than the recorded one."""
+    aggregation = request.ledger.settings.aggregation
+    if aggregation != MEAN:
+        raise UnlearnRefusedError(
+            f"{NAME} averages the updates, but this run was aggregated by "
+            f"{aggregation!r:.80}; train it anew with the program that trained it"
+        )
+    sampled = any(round_.use == "aggregate" for round_ in request.ledger.rounds())
+    if sampled and federation.select is None:
+        raise UnlearnRefusedError(
+            f"{NAME} cannot repeat a run that aggregated only a sample of the updates, "
+            "because this federation does not say how the sample was drawn; train "
+            "again with the same options and without the client"
+        )
+    missing = sorted(set(request.stayers) - set(federation.clients.data))
+    if missing:
+        raise UnlearnRefusedError(
+            f"{NAME} needs every client that stays, and {missing[0]!r:.80} is not in "
+            "this federation; forget it too, or bring it back"
+        )

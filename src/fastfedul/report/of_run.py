@@ -1,0 +1,206 @@
+"""Turns a comparison into the page people look at."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.evaluate.comparison import BEFORE, NOW, RETRAINED, Evaluation
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.methods.registry import SERVER_ONLY
+from fastfedul.report.content import (
+    Contributions,
+    ExampleImages,
+    Report,
+    RoundPoint,
+    Row,
+)
+from fastfedul.runs import metrics_file
+from fastfedul.runs.comparison import Comparison
+from fastfedul.runs.training import METRICS
+
+_EXAMPLES = 8
+
+
+def row_of(evaluation: Evaluation) -> Row:
+    """Return an evaluation as a row of a report."""
+    main, backdoor = evaluation.main, evaluation.backdoor
+    assert main.value is not None
+    assert main.interval is not None
+    near = evaluation.closeness
+    return Row(
+        method=evaluation.method,
+        main=main.value,
+        main_count=(main.successes, main.total),
+        main_interval=main.interval,
+        backdoor=backdoor.value if backdoor else None,
+        backdoor_count=(backdoor.successes, backdoor.total) if backdoor else None,
+        backdoor_interval=backdoor.interval if backdoor else None,
+        mia_auc=evaluation.membership.auc if evaluation.membership else None,
+        distance=near.distance if near else None,
+        angle_degrees=near.last_layer_angle_degrees if near else None,
+        seconds=None if evaluation.method in (BEFORE, NOW) else evaluation.seconds,
+        client_calls=evaluation.client_calls,
+        history_bytes=evaluation.history_bytes,
+    )
+
+
+def report_of(folder: Path, comparison: Comparison) -> Report:
+    """Return the report of a run and what was compared on it."""
+    config = comparison.prepared.config
+    with LedgerReader(folder) as ledger, ledger.snapshot():
+        contributions = _contributions(ledger)
+        forgotten = tuple(
+            (entry.forgotten_at or 0, name)
+            for name, entry in ledger.clients().items()
+            if entry.state != "active"
+        )
+    points = metrics_file.read(folder / METRICS).values()
+    seen = comparison.reaction
+    return Report(
+        title=_title(comparison),
+        summary=_summary(comparison),
+        rows=tuple(row_of(row) for row in comparison.rows),
+        rounds=tuple(
+            RoundPoint(point.round + 1, point.main, point.backdoor)
+            for point in points
+            if point.main is not None
+        ),
+        forgotten=forgotten or tuple((config.rounds, n) for n in comparison.forget),
+        unit_angles=_unit_angles(comparison),
+        removed_by_layer=seen.removed_by_layer if seen else (),
+        contributions=contributions,
+        examples=_examples(comparison),
+        settings={
+            key: "default" if value is None else value
+            for key, value in asdict(config).items()
+        },
+        commands=_commands(config.to_toml(), comparison),
+        notes=_notes(comparison),
+    )
+
+
+def _title(comparison: Comparison) -> str:
+    names, data = ", ".join(comparison.forget), comparison.prepared.config.data
+    if comparison.rows[0].method != NOW:
+        return f"Forgetting {names} from a model of {data}"
+    return f"A model of {data}" + (f" without {names}" if names else "")
+
+
+def _summary(comparison: Comparison) -> tuple[str, ...]:
+    config, attack = comparison.prepared.config, comparison.prepared.attack
+    who = ", ".join(comparison.forget)
+    first = (
+        f"{config.clients} clients trained one model together over {config.rounds} "
+        f"rounds."
+    )
+    if attack.kind == "none":
+        return (first, f"{who} was honest and leaves.") if who else (first,)
+    bad = ", ".join(attack.attackers)
+    methods = _methods(comparison)
+    if not who:
+        then = "Nobody was forgotten."
+    elif comparison.rows[0].method == NOW:
+        then = f"{who} was forgotten, and the model is shown as it is now."
+    elif methods and set(methods) <= set(SERVER_ONLY):
+        then = f"The server then forgot {who} from its records alone."
+    else:
+        then = f"Then {who} was forgotten, in every way that the table shows."
+    return (
+        first,
+        f"{bad} attacked it ({attack.kind}): attacked images are to be taken for class "
+        f"{attack.target_label}. {then}",
+    )
+
+
+def _methods(comparison: Comparison) -> tuple[str, ...]:
+    """Return the methods that were asked for, those with a row first."""
+    ran = [row.method for row in comparison.rows]
+    models = (BEFORE, RETRAINED, NOW)
+    return (*(n for n in ran if n not in models), *comparison.refused)
+
+
+def _notes(comparison: Comparison) -> tuple[str, ...]:
+    notes = []
+    keeping = comparison.keeping
+    if keeping.attackers is not None and keeping.others is not None:
+        notes.append(
+            f"If only {keeping.budget} updates a round were kept, optimal keeping "
+            "would keep an attacker's update with probability "
+            f"{keeping.attackers:.2f} and another client's with {keeping.others:.2f}; "
+            "the paper's Lemma 3 says that the attacker's is kept more often."
+        )
+    notes.append(
+        "Membership inference compares the loss on the forgotten clients' own training "
+        "images, poisoned ones included, with that on test images; compare the methods "
+        "with the retrained model rather than with 0.5."
+    )
+    if any(row.method == "cdp" for row in comparison.rows):
+        notes.append(
+            "cdp removes a class, not a client: here the class that the attack wants, "
+            "which an operator may not know."
+        )
+    notes += [f"Left out: {n}: {why}" for n, why in comparison.refused.items()]
+    return tuple(notes)
+
+
+def _unit_angles(comparison: Comparison) -> Mapping[str, np.ndarray]:
+    found = {}
+    for row in comparison.rows:
+        if row.method == "retrained" or row.closeness is None:
+            continue
+        angles = np.array(row.closeness.unit_angles or ())
+        angles = angles[~np.isnan(angles)]
+        if len(angles):
+            found[row.method] = angles
+    return found
+
+
+def _contributions(ledger: LedgerReader) -> Contributions:
+    names = tuple(ledger.clients())
+    values = np.full((len(names), ledger.num_rounds), np.nan)
+    for row, name in enumerate(names):
+        for update in ledger.updates_of(name):
+            if not math.isnan(update.norm):
+                values[row, update.round] = update.share * update.norm
+    return Contributions(names, values)
+
+
+def _examples(comparison: Comparison) -> ExampleImages | None:
+    prepared = comparison.prepared
+    if prepared.attack.kind == "none" or not len(prepared.backdoor.labels):
+        return None
+    images = prepared.backdoor.images[:_EXAMPLES]
+    target = prepared.attack.target_label
+    return ExampleImages(images, tuple(f"to be taken for {target}" for _ in images))
+
+
+def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
+    """Return what gives the page again; nothing if no command compares like this."""
+    methods = _methods(comparison)
+    if not methods:
+        return ()
+    options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
+    forget = "".join(f" --forget {shlex.quote(name)}" for name in comparison.forget)
+    return (
+        f"cat > run.toml <<'END'{options}\nEND",
+        "fastfedul train RUN --config run.toml",
+        f"fastfedul compare RUN{forget} --methods {','.join(methods)} "
+        f"--damping {float(comparison.damping)!r}{_set_options(comparison)}",
+    )
+
+
+def _set_options(comparison: Comparison) -> str:
+    """Return the settings that methods were given, as `--set` takes them."""
+    found = (
+        f"{method}.{name}={json.dumps(value)}"
+        for method, own in comparison.settings.items()
+        for name, value in own.items()
+    )
+    return "".join(f" --set {shlex.quote(text)}" for text in found)

@@ -1,0 +1,376 @@
+"""Compares ways to forget on one run: before, retrained, and a row per method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfedul.data.dataset import Images, to_model_input
+from fastfedul.errors import (
+    FastFedULError,
+    InvalidInputError,
+    LedgerError,
+    UnlearnRefusedError,
+)
+from fastfedul.evaluate.comparison import (
+    NOW,
+    Answers,
+    Evaluation,
+    Questions,
+    ask,
+    evaluate,
+)
+from fastfedul.federation.workers.pool import Workers
+from fastfedul.files import write_whole
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.protocol import Ledger, require_known
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.model_files import model_written, read_model
+from fastfedul.ledger.store.schema import digest_of
+from fastfedul.ledger.views import KeptView
+from fastfedul.methods.fast_fedul.removal import Removal
+from fastfedul.methods.fast_fedul.skews import Reaction
+from fastfedul.methods.protocol import Unlearner, UnlearnRequest, measured
+from fastfedul.methods.registry import DAMPED, SERVER_ONLY, find_method
+from fastfedul.methods.retrain import Retrain
+from fastfedul.records import ClientId, Model
+from fastfedul.runs.config import RunConfig
+from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
+from fastfedul.runs.training import load_config
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Settings of methods: name of the method, name of the setting, value."""
+
+Say = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How likely optimal keeping is to keep an update, attackers beside the others.
+
+    Attributes:
+        budget: Updates kept of a round.
+        attackers: Mean probability of the attackers' updates; None without attackers.
+        others: Mean probability of the other clients' updates.
+    """
+
+    budget: int
+    attackers: float | None
+    others: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        prepared: Data, attack and model of the run.
+        forget: Whom the methods forgot, or who had gone before.
+        rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
+            has gone, `retrained`.
+        reaction: What Fast-FedUL saw of the others' reaction; None if it was not
+            asked, or does not look.
+        keeping: Whom optimal keeping prefers.
+        damping: Damping of the paper's method and its variants.
+        refused: Methods that could not be used here, and why.
+        settings: Settings of methods, as they were given.
+    """
+
+    prepared: Prepared
+    forget: tuple[ClientId, ...]
+    rows: tuple[Evaluation, ...]
+    reaction: Reaction | None
+    keeping: Keeping
+    damping: float
+    refused: Mapping[str, str]
+    settings: Settings = field(default_factory=dict)
+
+
+def compare(
+    folder: Path,
+    forget: Sequence[ClientId] = (),
+    *,
+    methods: Sequence[str] = SERVER_ONLY,
+    damping: float = 0.07,
+    settings: Settings | None = None,
+    say: Say = lambda what, done, total: None,
+) -> Comparison:
+    """Forget clients of a finished run in every way asked for; the run is unchanged.
+
+    A method that cannot be used here is left out and named in `refused`; if none can,
+    that is an error.
+
+    Args:
+        folder: The run.
+        forget: Whom to forget; by default the attackers that are still there.
+        methods: Names of methods.
+        damping: Damping of the paper's method and its variants.
+        settings: Settings of methods, by name of the method and of the setting.
+        say: Told how far it is.
+    """
+    config = load_config(folder)
+    prepared = prepare(config)
+    names = tuple(sorted(set(forget) or active_attackers(folder, config)))
+    if not names:
+        attacked = config.attack != "none"
+        why = "every attacker has gone from" if attacked else "nobody attacks in"
+        raise InvalidInputError(f"{why} this run; name a client to forget")
+    chosen = find_methods(methods, prepared, damping, settings or {})
+    helped = any(needs_help(method) for method in chosen.values())
+    with (
+        start_workers(prepared) if helped else nullcontext() as workers,
+        LedgerReader(folder) as ledger,
+        _unchanged(ledger),
+    ):
+        _check(ledger, names, config.rounds)
+        reference, seconds, calls = retrained_model(
+            folder, prepared, ledger, names, say, workers
+        )
+        questions = questions_of(prepared, names)
+        predict = prepared.trainer.predict
+        before = ask(predict, ledger.final, questions)
+        again = ask(predict, reference, questions)
+        rows = [
+            _row("before", before, questions, before, again),
+            _row("retrained", again, questions, before, again, seconds, calls),
+        ]
+        federation = federation_for(prepared, workers) if workers else None
+        request = UnlearnRequest(ledger, frozenset(names), federation)
+        refused: dict[str, str] = {}
+        reaction: Reaction | None = None
+        for name, method in chosen.items():
+            say(name, len(rows) - 2 + len(refused), len(chosen))
+            try:
+                result = measured(method, request)
+            except UnlearnRefusedError as error:
+                refused[name] = str(error)
+                continue
+            if reaction is None and isinstance(result, Removal):
+                reaction = result.reaction
+            answers = ask(predict, result.model(ledger.final), questions)
+            rows.append(
+                _row(
+                    name,
+                    answers,
+                    questions,
+                    before,
+                    again,
+                    result.seconds,
+                    result.client_calls,
+                    result.bytes_read,
+                )
+            )
+        if refused and len(refused) == len(chosen):
+            raise UnlearnRefusedError(next(iter(refused.values())))
+        keeping = keeping_of(ledger, prepared.attack.attackers)
+    return Comparison(
+        prepared,
+        names,
+        tuple(rows),
+        reaction,
+        keeping,
+        damping,
+        refused,
+        settings or {},
+    )
+
+
+def active_attackers(folder: Path, config: RunConfig) -> set[ClientId]:
+    """Return the attackers that nobody has forgotten yet."""
+    with LedgerReader(folder) as ledger:
+        known = ledger.clients()
+    return {
+        name
+        for name in config.poisoning.attackers
+        if name not in known or known[name].state == "active"
+    }
+
+
+def look_back(folder: Path, say: Say) -> Comparison:
+    """Compare the model of a finished run with one retrained without who has gone."""
+    prepared = prepare(load_config(folder))
+    with LedgerReader(folder) as ledger, _unchanged(ledger):
+        _check(ledger, (), prepared.config.rounds)
+        known = ledger.clients()
+        gone = tuple(sorted(n for n, entry in known.items() if entry.state != "active"))
+        questions = questions_of(prepared, gone)
+        predict = prepared.trainer.predict
+        now = ask(predict, ledger.final, questions)
+        rows = [replace(_row(NOW, now, questions, now, now), closeness=None, kl=None)]
+        if gone and len(gone) < len(known):
+            reference, seconds, calls = retrained_model(
+                folder, prepared, ledger, gone, say
+            )
+            again = ask(predict, reference, questions)
+            rows = [
+                _row(NOW, now, questions, now, again),
+                _row("retrained", again, questions, now, again, seconds, calls),
+            ]
+        keeping = keeping_of(ledger, prepared.attack.attackers)
+    return Comparison(prepared, gone, tuple(rows), None, keeping, 0.0, {})
+
+
+@contextmanager
+def _unchanged(ledger: LedgerReader) -> Iterator[None]:
+    """Raise if somebody was forgotten meanwhile.
+
+    Comparing takes long. A snapshot would keep requests and a writer waiting for it.
+    """
+    before = len(ledger.events())
+    changed = FastFedULError(
+        f"the history in {ledger.path} was changed while its methods were compared; "
+        "compare again"
+    )
+    try:
+        yield
+    except LedgerError:
+        # Such as of files that were there when it began.
+        if len(ledger.events()) == before:
+            raise
+        raise changed from None
+    if len(ledger.events()) != before:
+        raise changed
+
+
+def find_methods(
+    names: Sequence[str], prepared: Prepared, damping: float, settings: Settings
+) -> dict[str, Unlearner]:
+    """Return methods with their settings, and with what only the run can tell."""
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        raise InvalidInputError(
+            f"there are settings for {unknown[0]!r:.40}, which is not compared; add it "
+            "to the methods"
+        )
+    label = prepared.attack.target_label
+    found = {}
+    for name in names:
+        usual: dict[str, Any] = {}
+        if name in DAMPED:
+            usual["damping"] = damping
+        if name == "cdp" and label is not None:
+            usual["label"] = label
+        found[name] = find_method(name, {**usual, **settings.get(name, {})})
+    return found
+
+
+def needs_help(method: Unlearner) -> bool:
+    """Return whether a method needs more than the history."""
+    needs = method.needs
+    return needs.target or needs.others or needs.server_data
+
+
+def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
+    """Return what the models of a run are asked."""
+    own = [data for data in prepared.clients if data.client in target]
+    shape = prepared.dataset.image_shape
+    none: Images = np.zeros((0, *shape), np.uint8)
+    images = np.concatenate([none, *(data.images for data in own)])
+    labels = np.concatenate([np.zeros(0, np.int64), *(data.labels for data in own)])
+    return Questions(
+        to_model_input(prepared.dataset.test_images),
+        prepared.dataset.test_labels,
+        to_model_input(prepared.backdoor.images),
+        prepared.backdoor.labels,
+        to_model_input(images),
+        labels,
+    )
+
+
+def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
+    """Return how likely optimal keeping of half the updates keeps whose update."""
+    rounds = ledger.rounds()
+    size = max((round_.num_updates for round_ in rounds), default=0)
+    budget = max(1, size // 2)
+    view = KeptView(ledger, Keep("optimal", budget))
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for round_ in rounds:
+        for update in view.updates_in(round_.index):
+            groups[update.client in attackers].append(update.keep_probability)
+    means = {k: float(np.mean(v)) if v else None for k, v in groups.items()}
+    return Keeping(budget, means[True], means[False])
+
+
+def _check(ledger: LedgerReader, names: Sequence[ClientId], rounds: int) -> None:
+    require_known(ledger, names)
+    for name in names:
+        if ledger.clients()[name].state != "active":
+            raise InvalidInputError(
+                f"client {name!r:.80} was forgotten already, so there is no model that "
+                "remembers it; compare before forgetting"
+            )
+    if ledger.num_rounds < rounds:
+        raise InvalidInputError(
+            f"only {ledger.num_rounds} of {rounds} rounds are trained; "
+            "finish with `fastfedul train --resume` first"
+        )
+
+
+def _row(
+    method: str,
+    answers: Answers,
+    questions: Questions,
+    before: Answers,
+    reference: Answers,
+    seconds: float = 0.0,
+    client_calls: int = 0,
+    history_bytes: int = 0,
+) -> Evaluation:
+    return evaluate(
+        method,
+        answers,
+        questions,
+        before=before,
+        reference=reference,
+        seconds=seconds,
+        client_calls=client_calls,
+        history_bytes=history_bytes,
+    )
+
+
+def retrained_model(
+    folder: Path,
+    prepared: Prepared,
+    ledger: LedgerReader,
+    names: Sequence[ClientId],
+    say: Say,
+    workers: Workers | None = None,
+) -> tuple[Model, float, int]:
+    """Return the retrained model, its seconds and client calls; kept in the run.
+
+    Args:
+        folder: The run.
+        prepared: What it works with.
+        ledger: Its history.
+        names: Whom to leave out.
+        say: Told how far it is.
+        workers: Those of `start_workers`; None to start some if they are needed.
+    """
+    config = prepared.config
+    request = UnlearnRequest(ledger, frozenset(names))
+    key = digest_of(config.to_toml(), *sorted(request.gone)).hex()[:16]
+    path = folder / f"retrained-{key}.safetensors"
+    facts = path.with_suffix(".json")
+    if path.exists() and facts.exists():
+        buffers = frozenset(ledger.initial.buffers)
+        # What is damaged is made anew.
+        with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
+            stored = json.loads(facts.read_text("utf-8"))
+            model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
+            return model, float(stored["seconds"]), int(stored["client_calls"])
+    method = Retrain(progress=lambda index: say("retraining", index + 1, config.rounds))
+    with start_workers(prepared) if workers is None else nullcontext(workers) as own:
+        federation = federation_for(prepared, own)
+        done = measured(method, replace(request, federation=federation))
+    model = done.model(ledger.initial)
+    stored = {"seconds": done.seconds, "client_calls": done.client_calls}
+    with model_written(path, model):
+        write_whole(facts, json.dumps(stored))
+    return model, done.seconds, done.client_calls

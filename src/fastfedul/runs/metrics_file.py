@@ -1,0 +1,53 @@
+"""`metrics.jsonl`: how good the model was after each round, a line of JSON each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fastfedul.files import write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMetrics:
+    """How good the model was after a round.
+
+    Attributes:
+        round: Number of the round.
+        main: Accuracy on the test images; None if it was lost.
+        backdoor: Success rate of the attack; None without one, or if it was lost.
+        seconds: What the round took, with recording and scoring; None if it was lost.
+    """
+
+    round: int
+    main: float | None
+    backdoor: float | None
+    seconds: float | None
+
+
+def append(path: Path, metrics: RoundMetrics) -> None:
+    """Add a line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(metrics)) + "\n")
+
+
+def read(path: Path) -> dict[int, RoundMetrics]:
+    """Return what is known of each round; a line that was cut off is passed over."""
+    found: dict[int, RoundMetrics] = {}
+    if not path.exists():
+        return found
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            metrics = RoundMetrics(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+        found[metrics.round] = metrics
+    return found
+
+
+def write(path: Path, lines: Sequence[RoundMetrics]) -> None:
+    """Write the file anew, whole or not at all."""
+    text = "".join(json.dumps(asdict(metrics)) + "\n" for metrics in lines)
+    write_whole(path, text)

@@ -1,1 +1,0 @@
-"""Stage 4: one file per method, one call for all."""

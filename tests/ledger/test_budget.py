@@ -1,0 +1,62 @@
+"""The disk budget agrees with ledgers that are really written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
+from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.budget import FederationSize, budget
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.store.codec import STORAGE_DTYPES
+from fastfedul.records import StorageDtype
+from fastfedul.rng import stream
+
+SIZE = 50_000
+
+
+def bytes_on_disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path / "arrays").iterdir())
+
+
+@pytest.mark.parametrize("store", STORAGE_DTYPES)
+@pytest.mark.parametrize("kept", [None, 2])
+def test_the_budget_is_what_a_ledger_takes(
+    tmp_path: Path, store: StorageDtype, kept: int | None
+) -> None:
+    num_clients, num_rounds = 4, 16
+    keep = Keep.parse("all" if kept is None else f"uniform:{kept}", seed=0)
+    largest = 0
+    start = Model(Params.of({"weights": np.zeros(SIZE, np.float32)}))
+    with DiskLedger.create(tmp_path / "it", start, update_dtype=store) as ledger:
+        for index in range(num_rounds):
+            rng = stream(0, "budget test", index)
+            updates = tuple(
+                ClientUpdate(
+                    f"client-{number}",
+                    1 / num_clients,
+                    Params.of({"weights": rng.normal(size=SIZE).astype(np.float32)}),
+                )
+                for number in range(num_clients)
+            )
+            ledger.append(keep(Round(index, updates)))
+            largest = max(largest, bytes_on_disk(tmp_path / "it"))
+    federation = FederationSize(
+        parameters=SIZE, clients=num_clients, rounds=num_rounds, kept=kept
+    )
+    needed = budget(federation, store)
+    assert bytes_on_disk(tmp_path / "it") == pytest.approx(needed.total, rel=0.01)
+    assert largest <= 1.01 * (needed.total + needed.headroom)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"parameters": 0}, {"clients": -1}, {"rounds": 0}, {"per_round": 9}, {"kept": 6}],
+)
+def test_impossible_federations_are_refused(wrong: dict[str, int]) -> None:
+    sizes = {"parameters": 10, "clients": 5, "rounds": 3} | wrong
+    with pytest.raises(InvalidInputError):
+        FederationSize(**sizes)
