@@ -61,7 +61,8 @@ class LocalSGD:
             if not (number and low <= given <= high):
                 raise InvalidInputError(
                     f"the {name} of local training is {given!r:.40}; give a number "
-                    "above 0, or leave local training unknown"
+                    f"{'of 0 or more' if low == 0 else 'above 0'}, or leave local "
+                    "training unknown"
                 )
         if self.batch_size != int(self.batch_size):
             raise InvalidInputError(

@@ -255,14 +255,14 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
 ) -> None:
     index = ledger / "index.sqlite"
     before = index.read_bytes()
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder.safetensors").mkdir()
+    os.mkfifo(tmp_path / "pipe.safetensors")
     for place, said in (
         (index, "choose another"),
         (ledger / "clean.safetensors", "choose another"),
         (ledger / ".." / "ledger" / "lock", "choose another"),
-        (tmp_path / "folder", "it is there and no file"),
-        (tmp_path / "pipe", "it is there and no file"),
+        (tmp_path / "folder.safetensors", "it is there and no file"),
+        (tmp_path / "pipe.safetensors", "it is there and no file"),
         (tmp_path / "nothing" / "clean.safetensors", "make it first"),
     ):
         found = run("forget", ledger, "ann", "--out", place, *options, code=1)
@@ -415,3 +415,11 @@ def test_json_always_has_a_damping(ledger: Path, skew: str) -> None:
     found = run_json("forget", ledger, "cyd", "--skew", skew, "--dry-run")
     assert found["skew"] == skew
     assert found["damping"] is None
+
+
+def test_a_model_file_of_another_kind_is_refused_before_anything_happens(
+    ledger: Path, tmp_path: Path
+) -> None:
+    line = one_line(run("forget", ledger, "ann", "--out", tmp_path / "x.pt", code=1))
+    assert "must end in .safetensors" in line
+    assert not run_json("ledger", "info", ledger)["events"]

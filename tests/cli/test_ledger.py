@@ -95,7 +95,7 @@ def test_a_path_that_is_too_long_gets_one_line(ledger: Path, saved: Path) -> Non
         ("ledger", "verify", LONG),
         ("ledger", "compact", LONG, "--dry-run"),
         ("forget", LONG, "ann"),
-        ("forget", ledger, "ann", "--out", folder / LONG),
+        ("forget", ledger, "ann", "--out", folder / f"{LONG}.safetensors"),
         ("ledger", "import", LONG, folder / "new"),
         ("ledger", "import", saved, folder / LONG),
     ):

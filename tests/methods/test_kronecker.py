@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,12 +33,14 @@ from fastfedul import (
     forget,
 )
 from fastfedul.ledger.protocol import Ledger, WritableLedger
-from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.ledger.store.arrays import BLOCK_VALUES
+from fastfedul.methods.fast_fedul import deviations, kronecker
+from fastfedul.methods.fast_fedul.deviations import RoundDeviations, longest_that_counts
 from fastfedul.methods.fast_fedul.kronecker import hold_back, left_of
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Layout, Slot
-from fastfedul.records import StorageDtype
+from fastfedul.records import StorageDtype, UpdateEntry
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "conv": (4, 3, 2, 2),
@@ -480,6 +483,84 @@ def test_a_huge_update_of_who_stays_does_not_decide_what_is_held_back(
     # The updates of others are about 1.2 long, so that three times that counts.
     counted, huge = pulled(3.6), pulled(1000.0)
     assert 0 < huge < 1.5 * counted
+
+
+def test_huge_updates_to_and_fro_do_not_move_the_model_far() -> None:
+    """They cancel in the model, and must not come back as marks of different ages."""
+    way = np.ones(LAYOUT.size) / LAYOUT.size**0.5
+    history = made_up(22, equal=True)
+    for index, huge in ((-1, 1e4), (-2, -1e4)):
+        history[index] = [
+            (c, a, (u + huge * way * (c == "c5")).astype(np.float32))
+            for c, a, u in history[index]
+        ]
+    ledger = in_memory(rounds_of(history))
+
+    found = removal(ledger, "c0")
+
+    whole = removal(ledger, "c0", skew=NoSkew())
+    assert np.linalg.norm(found.delta.flat) <= np.linalg.norm(whole.delta.flat)
+    assert any("nearly cancels" in text for text in found.warnings)
+
+
+def test_idle_clients_do_not_make_the_others_look_long() -> None:
+    lengths = [1e-9] * 5 + [1.0] * 4
+    entries = [
+        UpdateEntry(0, f"c{n}", 1 / 9, 1.0, True, True, length, None)
+        for n, length in enumerate(lengths)
+    ]
+    assert longest_that_counts(entries) == 1.0
+    assert longest_that_counts(entries[4:]) == 3.0
+    assert longest_that_counts(entries[:5]) == pytest.approx(3e-9)
+    assert longest_that_counts([]) == math.inf
+
+
+def test_of_an_aggregated_sample_nobody_differs_if_all_are_alike() -> None:
+    rng = np.random.default_rng(3)
+    history = [
+        [(c, 1 / 6, own) for c in NAMES]
+        for own in (0.1 * rng.standard_normal((6, LAYOUT.size))).astype(np.float32)
+    ]
+    for updates in history:
+        updates[0] = ("c0", 1 / 6, -updates[1][2])
+    policy = Keep("uniform", 4, use="aggregate", seed=5)
+    ledger = in_memory([policy(r) for r in rounds_of(history)])
+
+    found = removal(ledger, "c0")
+
+    whole = removal(ledger, "c0", skew=NoSkew())
+    np.testing.assert_allclose(found.delta.flat, whole.delta.flat, atol=1e-6)
+    assert found.standard_error is None
+
+
+def test_marks_too_small_for_a_norm_are_removed_all_the_same() -> None:
+    tiny = [[(c, a, np.float32(1e-24) * u) for c, a, u in own] for own in made_up(23)]
+    ledger = in_memory(rounds_of(tiny))
+    assert removal(ledger, "c0").delta.flat.any()
+
+
+def test_few_vectors_at_once_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = rounds_of(made_up(24))
+    with on_disk(tmp_path / "ledger", rounds, update_dtype="int8") as ledger:
+        together = removal(ledger, "c0").delta.flat
+        monkeypatch.setattr(deviations, "_BYTES_AT_ONCE", 4 * BLOCK_VALUES * 13)
+        entries = ledger.rounds()
+        asked = leaving(ledger, frozenset({"c0"}), entries)
+        found = undamped(ledger, asked, entries, None).deviations
+        assert isinstance(found, RoundDeviations)
+        assert len(found.batches) > 1
+        apart = removal(ledger, "c0").delta.flat
+
+    np.testing.assert_allclose(apart, together, atol=1e-6)
+
+
+def test_it_says_when_nobody_is_left_to_learn_from() -> None:
+    ledger = in_memory(rounds_of(made_up(25)))
+    for gone in (NAMES[:-1], NAMES):
+        found = removal(ledger, *gone)
+        assert any("nothing was held back" in text for text in found.warnings)
 
 
 def test_medians_need_the_scalar() -> None:

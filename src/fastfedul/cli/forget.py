@@ -214,6 +214,10 @@ def _check_place(out_file: Path | None, ledger: Path) -> None:
         raise InvalidInputError(
             f"--out {out_file} is a place of the run or ledger itself; choose another"
         )
+    if out_file.suffix != ".safetensors":
+        raise InvalidInputError(
+            f"--out {out_file} must end in .safetensors, the format that is written"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +354,11 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["dry_run"]:
         note = "Dry run: the ledger is unchanged."
     elif facts["erased"]:
-        note = "History erased: their updates are gone from this ledger."
+        note = "History erased: what this ledger kept of them is gone."
     else:
         note = (
-            "History kept: their updates are still in the ledger; "
-            "the same command with --erase removes them."
+            "History kept: what this ledger keeps of them is still there; "
+            "the same command with --erase removes it."
         )
     out().print(note, markup=False)
 

@@ -303,9 +303,10 @@ def import_models(
 
 
 def _announce(path: Path, found: Compaction) -> None:
+    larger = ", so it grows" if found.bytes_after > found.bytes_before else ""
     out().print(
         f"{path}: {show_bytes(found.bytes_before)} now, "
-        f"{show_bytes(found.bytes_after)} with sums only. What is lost:",
+        f"{show_bytes(found.bytes_after)} with sums only{larger}. What is lost:",
         markup=False,
         soft_wrap=True,
     )

@@ -62,7 +62,8 @@ MAY_NOT_CONCLUDE = (
     "That a client does not take part again under another name.",
 )
 MAY_NOT_CONCLUDE_KEPT = (
-    "That the clients' updates are gone: they are still in the ledger.",
+    "That what the ledger keeps of the clients is gone: this forgetting left it there. "
+    "A later entry of the log may have erased it, with a certificate of its own.",
 )
 
 _SHAPE: dict[tuple[str, ...], type | tuple[type, ...]] = {

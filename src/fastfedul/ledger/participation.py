@@ -148,6 +148,11 @@ def mean_factor(pairs: Iterable[tuple[float, float]]) -> Factor:
     Factor(value=3.0, off=2.0)
     """
     found = list(pairs)
+    factors = [factor for factor, _ in found]
+    if any(math.isnan(weight) for _, weight in found):
+        # How much some round contributed is not known: only equal factors will do.
+        same = max(factors) - min(factors) <= 1e-9 * abs(factors[0])
+        return Factor(factors[0], 0.0 if same else math.inf)
     total = math.fsum(weight for _, weight in found)
     if total == 0:
         return Factor(found[0][0] if found else 0.0, 0.0)

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from fastfedul.errors import LedgerError
+from fastfedul.errors import LedgerError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.own_sums import own_difference
 from fastfedul.ledger.pairs import RESERVOIR, OfferedPair, offered_pairs
@@ -41,6 +41,9 @@ LOST = (
     "exactness of forgetting several clients, unless shares never vary: it becomes "
     "approximate and says how far off it may be",
     "the hash chain's hold on what was sent: it covers who took part, and how much",
+    "erasing one client after the other where shares vary: each erasure adds to the "
+    "possible error, and beyond a quarter forgetting is refused",
+    "the age of marks, by which forgetting from rounds comes nearer to retraining",
 )
 """What a ledger of sums does not have any more."""
 
@@ -228,6 +231,11 @@ class ShrinkingWriter(RewritingWriter):
             difference += np.float32(change_of.of_joint.value) * joint
             self._put_sum(change, self._known(name), difference)
             off = change_of.of_own.off + change_of.of_joint.off
+            if not math.isfinite(off):
+                raise UnlearnRefusedError(
+                    f"the length of an update of client {name!r:.80} was never known, "
+                    "so its sum cannot be corrected; forget without erasing"
+                )
             worst = max(worst, off / (norm(difference) or 1.0))
         self._take_out(change, clients, here)
         return worst

@@ -35,8 +35,8 @@ class CleanedStep:
     of_sample: bool
 
     def part_of(self, update: UpdateEntry) -> float:
-        """Return the factor of a staying client's update in the step."""
-        return (update.weight if self.of_sample else update.share) / self.left
+        """Return the factor of a staying client's update, where everybody entered."""
+        return update.share / self.left
 
 
 def cleaned_steps(

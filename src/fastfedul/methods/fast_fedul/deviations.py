@@ -8,13 +8,14 @@ two staying clients' updates, weighted such that the rows scatter as deviations 
 The leavers must not be in a row: their own mark would pass for a difference between
 clients, and forgetting would hold it back. Nor may one staying client decide what is
 held back for others by sending a huge update: in the rows, an update that is longer
-than `LONGEST` times the median length of its round is shortened to that.
+than `LONGEST` times the median length of its round, and than the upper quartile, is
+shortened.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,39 +73,26 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundDeviations:
-    """Deviations of updates from the steps of their rounds.
+class _Batch:
+    """Parts whose vectors are read together.
 
     Attributes:
-        ledger: The ledger that holds the vectors.
-        refs: Stored vectors, round by round: updates, then what the step is made of.
-        parts: What the rows of each round are made of.
-        stack: The stored vectors, to be read by columns.
+        parts: The parts.
+        first: Place of their first vector among those of all batches.
+        stack: Their vectors, to be read by columns.
+        width: How many values of each to read at once.
     """
 
-    ledger: Ledger
-    refs: tuple[VectorRef, ...]
     parts: tuple[_Part, ...]
-    stack: Stack | None
+    first: int
+    stack: Stack
+    width: int
 
     def __len__(self) -> int:
         return sum(len(part.scales) for part in self.parts)
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return the values from `start` to before `stop` of every row."""
-        rows = np.empty((len(self), stop - start), np.float32)
-        if self.stack is None:
-            return rows
-        blocks = max(1, _BYTES_AT_ONCE // (4 * len(self.refs) * BLOCK_VALUES))
-        width = blocks * BLOCK_VALUES
-        # Cut where blocks end, so that none is read twice.
-        for begin in range(start // width * width, stop, width):
-            first, last = max(start, begin), min(stop, begin + width)
-            self._fill(rows[:, first - start : last - start], first, last)
-        return rows
-
-    def _fill(self, rows: Array, start: int, stop: int) -> None:
-        assert self.stack is not None
+    def fill(self, rows: Array, start: int, stop: int) -> None:
+        """Write the values from `start` to before `stop` of the rows."""
         stored = self.stack.read(start, stop)
         ends = np.cumsum([len(part.scales) for part in self.parts]).tolist()
 
@@ -112,13 +100,66 @@ class RoundDeviations:
             for place in places:
                 part = self.parts[place]
                 own = rows[ends[place] - len(part.scales) : ends[place]]
-                step = part.factors.astype(np.float32) @ stored[part.base]
+                step = part.factors.astype(np.float32) @ stored[self._moved(part.base)]
                 shortened = part.shortened.astype(np.float32)[:, None]
-                np.multiply(stored[part.updates], shortened, out=own)
+                np.multiply(stored[self._moved(part.updates)], shortened, out=own)
                 own -= step
                 own *= part.scales.astype(np.float32)[:, None]
 
         run_blocks(work, len(self.parts))
+
+    def _moved(self, places: slice) -> slice:
+        return slice(places.start - self.first, places.stop - self.first)
+
+
+def _batches(
+    ledger: Ledger, refs: Sequence[VectorRef], parts: Sequence[_Part]
+) -> Iterator[_Batch]:
+    """Yield parts in batches whose blocks fit into `_BYTES_AT_ONCE`."""
+    most = _BYTES_AT_ONCE // (4 * BLOCK_VALUES)
+    together: list[_Part] = []
+    for number, part in enumerate(parts):
+        together.append(part)
+        first = together[0].updates.start
+        following = parts[number + 1] if number + 1 < len(parts) else None
+        if following is None or following.base.stop - first > most:
+            own = refs[first : part.base.stop]
+            width = max(1, most // len(own)) * BLOCK_VALUES
+            yield _Batch(tuple(together), first, ledger.stack(own), width)
+            together = []
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDeviations:
+    """Deviations of updates from the steps of their rounds.
+
+    Attributes:
+        ledger: The ledger that holds the vectors.
+        refs: Stored vectors, round by round: updates, then what the step is made of.
+        parts: What the rows of each round are made of.
+        batches: The parts, as many together as fit into memory.
+    """
+
+    ledger: Ledger
+    refs: tuple[VectorRef, ...]
+    parts: tuple[_Part, ...]
+    batches: tuple[_Batch, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part.scales) for part in self.parts)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return the values from `start` to before `stop` of every row."""
+        rows = np.empty((len(self), stop - start), np.float32)
+        first = 0
+        for batch in self.batches:
+            own = rows[first : (first := first + len(batch))]
+            width = batch.width
+            # Cut where blocks end, so that none is read twice.
+            for begin in range(start // width * width, stop, width):
+                low, high = max(start, begin), min(stop, begin + width)
+                batch.fill(own[:, low - start : high - start], low, high)
+        return rows
 
     def combine(self, factors: Array) -> Flat:
         """Return the sum of factor times row."""
@@ -137,11 +178,16 @@ class RoundDeviations:
 def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
     """Return how long an update of a round may be before it is shortened.
 
-    The lower median is meant: of two clients it is the shorter one's.
+    Median and quartile are taken from below: of two clients both are the shorter
+    one's. The quartile counts where most clients hardly move, so that these do not make
+    the others look long.
     """
     lengths = sorted(u.norm for u in staying if not math.isnan(u.norm))
-    median = lengths[(len(lengths) - 1) // 2] if lengths else 0.0
-    return LONGEST * median if median > 0 else math.inf
+    if not lengths:
+        return math.inf
+    last = len(lengths) - 1
+    longest = max(LONGEST * lengths[last // 2], lengths[3 * last // 4])
+    return longest if longest > 0 else math.inf
 
 
 def _shortened(update: UpdateEntry, longest: float) -> float:
@@ -204,8 +250,8 @@ def drawn_deviations(
                 base.factors,
             )
         )
-    stack = ledger.stack(refs) if refs else None
-    return RoundDeviations(ledger, tuple(refs), tuple(parts), stack)
+    batches = tuple(_batches(ledger, refs, parts))
+    return RoundDeviations(ledger, tuple(refs), tuple(parts), batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +282,8 @@ def _step_of(
     """
     long = [update for update in here if update.norm > longest]
     of_step = rounded and len(step.refs) + len(long) > 1
-    if not step.exact or of_step or not all(update.kept for update in long):
+    kept = step.exact and all(update.kept for update in long)
+    if step.of_sample or of_step or not kept:
         return _mean_of_kept(here, longest)
     taken = [-step.part_of(u) * (1 - _shortened(u, longest)) for u in long]
     return _Base(

@@ -121,7 +121,7 @@ def hold_back(
         seed: Seed of what is random: groups of rows, and bases of very wide layers.
         least: Smallest eigenvalue that counts, relative to the largest.
     """
-    there = [row for row, own in enumerate(ages) if own]
+    there = [row for row, mark in enumerate(marks) if mark.any()]
     marks, ages = marks[there], [ages[row] for row in there]
     if len(deviations) == 0 or len(marks) == 0:
         whole = marks.sum(axis=0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.views import CountedLedger
 from fastfedul.methods.fast_fedul.bound import (
@@ -91,11 +91,17 @@ class FastFedUL:
             warnings = judge(coverage, self.minimum_coverage)
             found = skew.difference(ledger, removal, rounds)
             final = ledger.final
+        cleaned = final.params.flat + found.vector
+        if not np.isfinite(cleaned).all():
+            raise UnlearnRefusedError(
+                "forgetting would make the model infinite or undefined; the history "
+                "does not say enough about these clients, so retrain without them"
+            )
         everything = coverage_of(removal.asked)
         layout = final.params.layout
         about_buffers = (OLD_BUFFERS,) if final.buffers else ()
         return Removal(
-            params=Params(layout, final.params.flat + found.vector),
+            params=Params(layout, cleaned),
             delta=Params(layout, found.vector),
             clients=tuple(sorted(request.forget)),
             rounds=len({update.round for update in removal.asked}),

@@ -83,13 +83,17 @@ def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]
 
 
 def standard_error(removal: Leaving, decay: Array) -> float | None:
-    """Return the standard deviation of delta over the draws of what was kept."""
+    """Return the standard deviation of delta over the draws of what was kept.
+
+    None where it is not known: of updates that were dropped on purpose, and where only
+    a sample was aggregated.
+    """
     asked = removal.by_round()
     variance = 0.0
     for round_ in removal.rounds:
-        if round_.use == "aggregate":
-            continue  # What was not kept is not in the model either.
         updates = asked[round_.index]
+        if round_.use == "aggregate" and any(u.keep_probability < 1 for u in updates):
+            return None
         gone = (*updates, *removal.earlier.get(round_.index, ()))
         left = 1 - round_.removed_share - sum(update.share for update in gone)
         for update in updates:

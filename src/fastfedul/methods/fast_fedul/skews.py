@@ -15,14 +15,29 @@ import numpy as np
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.protocol import Ledger
-from fastfedul.methods.fast_fedul.kronecker import LEAST, LEAST_IN_INT8, hold_back
+from fastfedul.methods.fast_fedul.kronecker import (
+    LEAST,
+    LEAST_IN_INT8,
+    HeldBack,
+    hold_back,
+)
 from fastfedul.methods.fast_fedul.tracing import Leaving, trace
-from fastfedul.methods.fast_fedul.undamped import undamped
+from fastfedul.methods.fast_fedul.undamped import Undamped, undamped
 from fastfedul.params import Array, Flat, norm
 from fastfedul.records import RoundEntry
 
 PAPERS_DAMPING = 0.07
 """The damping that the paper recommends: minus its alpha."""
+
+_CANCELLING = (
+    "what the rounds would have added otherwise nearly cancels, as when a client that "
+    "stays sends huge updates to and fro; the age of marks was left out, so measure "
+    "the result"
+)
+_NOBODY_TO_LEARN_FROM = (
+    "nothing was held back, because no two clients that stay took part in the same "
+    "round; the model may lose much of what it knows, so measure the result"
+)
 
 USUAL_UPDATES = 64
 FEWEST_UPDATES = 32
@@ -215,15 +230,25 @@ class Kronecker:
         updates = usual_updates(size) if self.updates is None else self.updates
         count = None if updates == "all" else updates
         terms = undamped(ledger, removal, rounds, count)
-        held = hold_back(
-            terms.marks,
-            terms.ages,
-            terms.deviations,
-            settings.layout,
-            terms.scale,
-            ledger.chain,
-            LEAST_IN_INT8 if settings.update_dtype == "int8" else LEAST,
-        )
+        least = LEAST_IN_INT8 if settings.update_dtype == "int8" else LEAST
+
+        def held_back(terms: Undamped) -> HeldBack:
+            return hold_back(
+                terms.marks,
+                terms.ages,
+                terms.deviations,
+                settings.layout,
+                terms.scale,
+                ledger.chain,
+                least,
+            )
+
+        held, notes = held_back(terms), list(terms.notes)
+        if norm(held.difference) > norm(terms.difference):
+            held = held_back(terms.without_ages())
+            notes.append(_CANCELLING)
+        if held.num_updates == 0 and terms.difference.any():
+            notes.append(_NOBODY_TO_LEARN_FROM)
         return Difference(
             held.difference,
             terms.gamma_norms,
@@ -237,7 +262,7 @@ class Kronecker:
                 terms.num_unknown,
                 held.removed_by_layer,
             ),
-            terms.notes,
+            tuple(notes),
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,6 +75,11 @@ class Undamped:
         found: Flat = self.marks.sum(axis=0)
         return found
 
+    def without_ages(self) -> Undamped:
+        """Return the same with one mark for all rounds, as a ledger of sums has it."""
+        ages = ages_of(np.array(self.gamma_norms))
+        return replace(self, marks=self.difference[None], ages=(ages,))
+
 
 def undamped(
     ledger: Ledger,
@@ -116,7 +121,7 @@ def undamped(
     ]
     return Undamped(
         traced.sums,
-        tuple(ages_of(np.where(own, traced.gamma_norms, 0.0)) for own in members),
+        tuple(ages_of(np.array(traced.gamma_norms), own) for own in members),
         traced.gamma_norms,
         drawn_deviations(ledger, cleaned, staying, num_updates),
         scale_of(rounds, [step.left for step in cleaned], squares),
@@ -133,17 +138,23 @@ def age_classes(num_rounds: int) -> Array:
     return np.digitize(_ages(num_rounds), AGE_CLASSES, right=True)
 
 
-def ages_of(lengths: Array) -> Ages:
-    """Return how old a sum over the rounds is: the mean age of each class.
+def ages_of(lengths: Array, members: Array | None = None) -> Ages:
+    """Return how old a sum over rounds is: the mean age of each class.
 
     Args:
-        lengths: How much each round contributed to the sum.
+        lengths: How much each round contributed to the sum. If that is not known, or
+            too small for float32, each counts alike.
+        members: Whether each round is in the sum; None for all.
     """
+    inside = np.ones(len(lengths), bool) if members is None else members
+    weights = np.where(inside, lengths, 0.0)
+    if not 0 < float(np.sum(weights)) < math.inf:
+        weights = inside.astype(np.float64)
     ages, classes = _ages(len(lengths)), age_classes(len(lengths))
-    total = float(np.sum(lengths))
+    total = float(np.sum(weights))
     found = []
     for number in range(len(AGE_CLASSES) + 1):
-        own = np.where(classes == number, lengths, 0.0)
+        own = np.where(classes == number, weights, 0.0)
         weight = float(np.sum(own))
         if weight > 0:
             found.append((float(ages @ own) / weight, weight / total))
@@ -171,8 +182,9 @@ def scale_of(
         squares: Squared length of each round's step without everybody who left.
     """
     pull = math.fsum(UNKNOWN_PULL if r.local is None else r.local.pull for r in rounds)
-    weighed = math.fsum(a * b for a, b in zip(left, squares, strict=True))
-    mean = weighed / (math.fsum(left) or 1.0)
+    known = [(a, b) for a, b in zip(left, squares, strict=True) if not math.isnan(b)]
+    weighed = math.fsum(a * b for a, b in known)
+    mean = weighed / (math.fsum(a for a, _ in known) or 1.0)
     return math.sqrt(pull / mean) if mean > 0 else math.inf
 
 
@@ -246,7 +258,8 @@ def _how_far_off(ledger: Ledger, off: float) -> tuple[str, ...]:
     """Return how far off the difference may be, by this request and by earlier ones."""
     erased = [event.details.get("sums_off") for event in ledger.events()]
     worst = math.fsum(part for part in erased if isinstance(part, float))
-    if off + worst > _TOO_FAR:
+    # Written such that NaN is refused, too.
+    if not off + worst <= _TOO_FAR:
         raise UnlearnRefusedError(
             "shares vary from round to round and this ledger has sums only: with who "
             f"left before, what it would remove may be off by {off + worst:.0%}; "
