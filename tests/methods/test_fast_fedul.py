@@ -187,7 +187,8 @@ def test_what_was_never_aggregated_needs_no_removal() -> None:
     ledger = dropped("aggregate", (True, False), 0.5)
     result = without(ledger, "a")
     assert result.coverage == 1
-    assert result.standard_error == 0
+    # Another draw would have aggregated others: how far that goes is not known.
+    assert result.standard_error is None
     # The step was 2 * 0.5 (1, 0) + 0.5 (0, 1), then 0.5 (0, 1) alone.
     np.testing.assert_allclose(ledger.final.params.flat, [1, 1])
     np.testing.assert_allclose(result.params.flat, [0, 2])
