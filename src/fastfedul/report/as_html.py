@@ -139,9 +139,9 @@ def _more_figures(report: Report) -> list[str]:
         figures.append(_figure("Who contributed how much when", chart, f"{said}."))
     if any(kept is not None for _, kept in report.removed_by_layer):
         said = (
-            "By the server's estimate, training with the others had already pulled part "
-            "of the client's influence back. `fast-fedul` removes the rest (green) and "
-            "holds that part back (grey), as a share of each array of the model."
+            "By the server's estimate, training with the others had already pulled "
+            "part of the client's influence back. fast-fedul removes the rest (green) "
+            "and holds that part back (grey), as a share of each array of the model."
         )
         chart = draw_held_back(report.removed_by_layer)
         figures.append(_figure("What was removed where", chart, said))
