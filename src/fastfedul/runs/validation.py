@@ -96,7 +96,7 @@ def open_validation(
         file: An `.npz` file with `images` and, if known, `labels`.
         ledger: The ledger whose model is asked.
         path: The run, or a ledger.
-        model: The network, as `train --model` takes it; None for that of the run.
+        model: The network, as `train --model` takes it; None for the run's network.
 
     Raises:
         InvalidInputError: If the images do not fit the network, or have labels that it
