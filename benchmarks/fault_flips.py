@@ -175,7 +175,7 @@ class Victim:
             for index in range(FLIP_ROUNDS):
                 if index == FLIP_ROUNDS - 3:
                     forget(ledger, names[:1], METHOD, erase=True)
-                    forget(ledger, names[1:], METHOD)
+                    forget(ledger, names[1:], METHOD, erase=False)
                 absent = frozenset(names if index >= FLIP_ROUNDS - 3 else ())
                 ledger.append(sent(seed, index, FLIP_SIZE, absent))
             add_request(path, client_name(3), "consent withdrawn")

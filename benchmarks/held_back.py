@@ -95,7 +95,7 @@ def main() -> None:
         task = display.add_task("federations", total=len(FEDERATIONS))
         for number, (name, options) in enumerate(FEDERATIONS.items()):
             given: dict[str, Any] = {"clients": 20, "epochs": 2, "rounds": ROUNDS}
-            config = RunConfig(seed=SEED, **given, **options)  # type: ignore[arg-type]
+            config = RunConfig.from_options(seed=SEED, **given, **options)
             rows.append(measure(name, Path(folder) / str(number), config))
             display.advance(task)
     if arguments.figure:
@@ -137,7 +137,7 @@ def formula(pull: Array | float, strength: Strength) -> Array:
 
 def measure(name: str, run: Path, config: RunConfig) -> Row:
     """Train, train again without four clients, and compare."""
-    train(run, config)
+    train(config, run)
     prepared = prepare(config)
     with LedgerReader(run) as ledger:
         gone = tuple(prepared.attack.attackers or sorted(ledger.clients())[:4])

@@ -339,8 +339,12 @@ def compare_answers(
     task = display.add_task("federations", total=len(FEDERATIONS))
     for number, (name, options) in enumerate(FEDERATIONS.items()):
         run = folder / str(number)
-        config = RunConfig(rounds=sizes.trained_rounds, seed=100, **options)  # type: ignore[arg-type]
-        train(run, config)
+        config = RunConfig.from_options(
+            options,  # type: ignore[arg-type]
+            rounds=sizes.trained_rounds,
+            seed=100,
+        )
+        train(config, run)
         with LedgerReader(run) as full:
             recoded(full, run / "sums", keep=Keep("sums")).close()
             with LedgerReader(run / "sums") as sums:

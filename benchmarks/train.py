@@ -97,14 +97,14 @@ def peak(pid):
 
 def main():
     folder, size, num_clients, num_rounds = sys.argv[1], *map(int, sys.argv[2:])
-    config = RunConfig(
+    config = RunConfig.from_options(
         data="mnist", train_size=size, clients=num_clients, per_round=10, workers=2,
         rounds=num_rounds, epochs=1, momentum=0.0,
     )
     def show(metrics):
         if metrics.round == num_rounds - 1:
             print(sum(peak(p) for p in ("self", *(c.pid for c in active_children()))))
-    train(folder, config, show)
+    train(config, folder, show)
 
 if __name__ == "__main__":
     main()

@@ -29,9 +29,7 @@ def mnist_clients(num_clients: int, num_images: int) -> tuple[ClientData, ...]:
 
 def trainer() -> TorchTrainer:
     """Return the package's own trainer for the same work."""
-    return TorchTrainer(
-        image_shape=SHAPE, num_classes=NUM_CLASSES, model=MODEL, local=LOCAL
-    )
+    return TorchTrainer(shape=SHAPE, num_classes=NUM_CLASSES, model=MODEL, local=LOCAL)
 
 
 def save_clients(path: Path, clients: tuple[ClientData, ...]) -> None:

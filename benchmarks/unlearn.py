@@ -446,7 +446,7 @@ def measure_retraining(
 
     task = display.add_task("retraining", total=2 + sizes.repetitions + 1)
     run, compact = folder / "run", folder / "run-compact"
-    train(run, RunConfig(rounds=sizes.trained_rounds))
+    train(RunConfig(rounds=sizes.trained_rounds), run)
     display.advance(task)
     compared = compare(run, [TARGET], methods=["fast-fedul"])
     display.advance(task)

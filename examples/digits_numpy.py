@@ -106,7 +106,7 @@ def main() -> None:
         with fastfedul.DiskLedger.create(path, start) as ledger:
             train(ledger, clients)
             before = ledger.final.params
-            result = fastfedul.forget(ledger, [POISONER], erase=True)
+            result = fastfedul.forget(ledger, [POISONER])
             intact = not fastfedul.verify(ledger).problems
     again = fastfedul.MemoryLedger.create(start)
     began = time.perf_counter()
@@ -119,7 +119,7 @@ def main() -> None:
         table.add_column(column)
     for name, model, duration in (
         ("before", before, ""),
-        ("forgotten", result.params, f"{result.seconds * 1000:.1f} ms"),
+        ("forgotten", result.model.params, f"{result.seconds * 1000:.1f} ms"),
         ("retrained", again.final.params, f"{seconds * 1000:.0f} ms"),
     ):
         table.add_row(name, accuracy(model, test), accuracy(model, attack), duration)

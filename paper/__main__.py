@@ -64,12 +64,12 @@ def reproduce_paper(
     Every cell of a table is one method on one run. Its result is a line of
     RESULTS/DATA.jsonl, under a digest of everything it depends on. So the command can
     be stopped and goes on where it was, and a table can be built up over days. The
-    command writes NAME.md, NAME.csv, NAME.json and the plots to OUT; --limit 0 writes
-    them from the results that are there.
+    command writes NAME.md, NAME.csv and the plots to OUT; --limit 0 writes them from
+    the results that are there.
 
     Example: `python -m paper edge-case --out tables --scale smoke --seeds 2`
 
-    The repository's own pages: `--out docs/results --results results`
+    `python -m paper.pages` writes all pages of the repository from its results.
     """
     planned = plan(name, scale, seeds, folder, results=results, only=data)
     with _progress(planned.num_done, planned.num_cells) as say:

@@ -8,18 +8,23 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fastfedul.errors import FastFedULError
 from fastfedul.files import write_whole
 from fastfedul.ledger.store.schema import digest_of
-from fastfedul.runs.config import RunConfig
+from fastfedul.runs.config import NUM_CLIENTS, RunConfig
 
 BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
 """Raised when a change makes results that were kept wrong."""
+
+_LATER_OPTIONS = (
+    *("trainer", "method", "skew", "damping", "erase", "method_settings"),
+)
+"""Options that came after the first results; a fact only where they are set."""
 
 Kind = Literal["model", "iterations"]
 
@@ -62,10 +67,23 @@ class Cell:
 
 
 def run_facts(run: RunConfig) -> dict[str, Any]:
-    """Return the options that decide how a run goes; not how many processes it has."""
-    facts = {k: v for k, v in asdict(run).items() if k != "workers" and v is not None}
-    facts["forget"] = list(run.forget)
-    return facts
+    """Return the options that decide how a run goes; not how many processes it has.
+
+    The stored results are found by these facts, so the facts keep the names and the
+    options of the time when the results were computed.
+    """
+    options = run.to_options()
+    usual = RunConfig().to_options()
+    for name in _LATER_OPTIONS:
+        value = options.pop(name)
+        if value != usual[name]:
+            options[name] = value
+    options["store"] = options.pop("dtype")
+    options["clients"] = options["clients"] or NUM_CLIENTS
+    options["partition"] = options["partition"] or "iid"
+    options["forget"] = list(options["forget"])
+    del options["workers"]
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def run_key(run: RunConfig) -> str:
@@ -126,7 +144,7 @@ class CellStore:
 
     def path(self, cell: Cell) -> Path:
         """Return the file that keeps a cell's result."""
-        return self.folder / f"{Path(cell.run.data).stem}.jsonl"
+        return self.folder / f"{Path(cell.run.data.source).stem}.jsonl"
 
     def _opened(self, path: Path) -> dict[str, Record]:
         if path not in self._known:

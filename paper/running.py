@@ -22,9 +22,10 @@ from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar
 from fastfedul.methods.protocol import (
-    Unlearner,
+    Method,
     UnlearnRequest,
     UnlearnResult,
+    bytes_to_keep,
     measured,
 )
 from fastfedul.records import Model
@@ -43,7 +44,6 @@ from fastfedul.runs.preparation import (
 from fastfedul.runs.training import load_config, resume, train
 from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
 from paper.memory import watched
-from paper.storing import stored_bytes
 
 Say = Callable[[str, int], None]
 """Told what is being done, and how many cells were finished by it."""
@@ -97,7 +97,7 @@ class _Bench:
         self._prepared = prepare(load_config(self._folder))
         self._forget = tuple(sorted(self._prepared.attack.attackers))
         if not self._forget:
-            self._forget = self._prepared.config.names[: self._leavers]
+            self._forget = self._prepared.names[: self._leavers]
         self._questions = questions_of(self._prepared, self._forget)
         self._workers: Workers = start_workers(self._prepared)
         self._ledger = LedgerReader(self._folder)
@@ -143,7 +143,7 @@ class _Bench:
         return {
             **_row(row),
             "bytes_read": done.bytes_read,
-            "stored_bytes": stored_bytes(cell.method, cell.settings, self._ledger),
+            "stored_bytes": bytes_to_keep(method, request.ledger),
             "peak_bytes": peak.num_bytes,
             "warnings": list(done.warnings),
             **_found(done),
@@ -158,7 +158,7 @@ class _Bench:
             points.append(score(self._prepared, self._workers, model))
         return {"main": [m for m, _ in points], "backdoor": [b for _, b in points]}
 
-    def _method(self, cell: Cell) -> Unlearner:
+    def _method(self, cell: Cell) -> Method:
         own = {k: v for k, v in cell.settings.items() if k not in _OF_LEDGER}
         found = find_methods(
             [cell.method], self._prepared, PAPERS_DAMPING, {cell.method: own}
@@ -232,12 +232,12 @@ def _trained(folder: Path, run: RunConfig, say: Say) -> None:
     if (folder / CONFIG).is_file():
         resume(folder, progress=progress)
     else:
-        train(folder, run, progress)
+        train(run, folder, progress)
 
 
 def _name(run: RunConfig) -> str:
-    split = "" if run.partition == "iid" else f", {run.partition}"
-    return f"{run.data}, {run.attack}{split}, seed {run.seed}"
+    split = "" if run.data.split.kind == "iid" else f", {run.data.split}"
+    return f"{run.data.source}, {run.attack.kind}{split}, seed {run.seed}"
 
 
 def _row(found: Evaluation) -> dict[str, Any]:

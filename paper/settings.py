@@ -46,7 +46,7 @@ class Setting:
         options = {**self.run, **self.attacks[attack]}
         if half:
             options["per_round"] = options["clients"] // 2
-        return RunConfig(
+        return RunConfig.from_options(
             data=self.data, attack=attack, partition=partition, seed=seed, **options
         )
 

@@ -153,7 +153,7 @@ def _summary(line: Line, store: CellStore) -> Summary:
     scores = papers_scores(line)
     return Summary(
         data=line.data,
-        source=first.run.data,
+        source=first.run.data.source,
         attack=line.attack,
         label=line.label,
         method=first.method,

@@ -1,11 +1,8 @@
-"""Writes what a reproduction found: JSON, CSV, a page of Markdown and its plots."""
+"""Writes the files of a table or figure: a page of Markdown, a CSV and the plots."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
@@ -48,21 +45,8 @@ def _files(name: str, scale: Scale, summaries: Sequence[Summary]) -> dict[str, s
     return {
         f"{name}.md": page if can_plot() else page + _NO_PLOTS,
         f"{name}.csv": to_csv(summaries),
-        f"{name}.json": to_json(name, scale, summaries),
         **pictures,
     }
-
-
-def to_json(name: str, scale: Scale, summaries: Sequence[Summary]) -> str:
-    """Return the summaries as JSON, with what they are summaries of."""
-    facts = {
-        "name": name,
-        "scale": scale,
-        "seeds": max((line.seeds_wanted for line in summaries), default=0),
-        "software": version("fastfedul"),
-        "lines": [{**asdict(line), "data_name": line.data_name} for line in summaries],
-    }
-    return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ SRC = Path(fastfedul.__file__).parent
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {
     *("torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"),
-    "cryptography",
+    *("cryptography", "jinja2", "PIL"),
 }
 CORE = {"numpy", "safetensors", "blake3", "xxhash", "threadpoolctl", "fastfedul"}
 PLANTED = {
@@ -26,6 +26,7 @@ PLANTED = {
     "runs/config.py": "import fastfedul.cli.main",
     "data/dataset.py": "def f():\n    from fastfedul.integrations.torch import models",
     "federation/rounds.py": "import torch",
+    "runs/validation.py": "def f():\n    from scipy import stats",
     "params.py": "from fastfedul.records import Model",
 }
 

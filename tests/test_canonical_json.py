@@ -60,6 +60,22 @@ def test_members_are_sorted_by_utf_16_and_text_is_escaped_least() -> None:
     assert encode('€$\x0f\nA\'B"\\\\"/').decode() == '"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"'
 
 
+def test_the_example_of_the_standard_comes_out_byte_for_byte() -> None:
+    # Sections 3.2.2 and 3.2.4 of RFC 8785.
+    text = (
+        '{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3,'
+        " 0.000000000000000000000000001],"
+        r""""string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/","""
+        '"literals": [null, true, false]}'
+    )
+    expected = (
+        '{"literals":[null,true,false],'
+        '"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
+        r""""string":"€$\u000f\nA'B\"\\\\\"/"}"""
+    )
+    assert encode(parse(text)) == expected.encode()
+
+
 @given(value=VALUES)
 def test_what_was_encoded_is_read_back_and_encoded_the_same(value: Any) -> None:
     text = encode(value).decode()
@@ -99,7 +115,35 @@ def test_no_number_of_json_is_refused() -> None:
     for number in (math.nan, math.inf):
         with pytest.raises(InvalidInputError):
             encode([number])
-    with pytest.raises(InvalidInputError):
-        encode(2**53 + 1)
-    with pytest.raises(TypeError):
-        encode({"a": b"bytes"})
+    for value in (2**53, -(2**53), 10**5000, {"a": b"bytes"}, {1: "a"}, "\ud800"):
+        with pytest.raises(InvalidInputError) as caught:
+            encode(value)
+        assert "\n" not in str(caught.value)
+
+
+def test_nesting_without_end_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(InvalidInputError, match="nested too deeply"):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("9007199254740991", "9007199254740991"),
+        ("9007199254740992", "9007199254740992"),
+        ("9007199254740993", "9007199254740992"),
+        ("-0", "0"),
+        ("1E400", None),
+        ("1" + "0" * 400, None),
+    ],
+)
+def test_a_large_integer_is_read_as_the_double_that_it_is(
+    text: str, canonical: str | None
+) -> None:
+    if canonical is None:
+        with pytest.raises(InvalidInputError):
+            parse(text)
+    else:
+        assert encode(parse(text)).decode() == canonical

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,8 @@ class Measured:
     temperature: float = 1.0
     steps: int | None = None
     minimum_coverage: float = 0.2
+    name: ClassVar[str] = NAME
+    needs: ClassVar[Needs] = Needs(history=True, server_data=True)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -89,11 +92,6 @@ class Measured:
                 f"the minimum coverage is from 0 to 1, not {self.minimum_coverage}"
             )
 
-    @property
-    def needs(self) -> Needs:
-        """Steps and the targets' updates, and images of the server's own."""
-        return Needs(history=True, server_data=True)
-
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the current model plus the measured difference.
 
@@ -102,7 +100,7 @@ class Measured:
                 have what the method needs.
             TrainingError: If the difference grew without limit.
         """
-        federation = federation_of(request, NAME, self.needs)
+        federation = federation_of(request, self)
         trainer = federation.trainer
         if not isinstance(trainer, GradientTrainer):
             raise UnlearnRefusedError(

@@ -22,7 +22,7 @@ from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar
 from fastfedul.methods.protocol import (
-    Unlearner,
+    Method,
     UnlearnRequest,
     UnlearnResult,
     measured,
@@ -121,7 +121,7 @@ def _trained(run: Run, folder: Path, diamonds: str) -> _Made:
             refusal = refusal or error
             continue
         started = time.perf_counter()
-        train(folder / "run", config)
+        train(config, folder / "run")
         return _Made(own, prepared, time.perf_counter() - started)
     assert refusal is not None
     raise refusal
@@ -138,7 +138,7 @@ class _Bench:
         self._old_software = old_software
         self._stack = ExitStack()
         leavers = tuple(made.prepared.attack.attackers)
-        self._forget = leavers or made.prepared.config.names[: made.run.leavers]
+        self._forget = leavers or made.prepared.names[: made.run.leavers]
 
     def __enter__(self) -> _Bench:
         prepared = self._prepared
@@ -178,8 +178,8 @@ class _Bench:
         done = measured(self._method(name), self._request(ledger, self._workers))
         return self._row_of_result(name, done)
 
-    def _method(self, name: str) -> Unlearner:
-        simple: dict[str, Callable[[], Unlearner]] = {
+    def _method(self, name: str) -> Method:
+        simple: dict[str, Callable[[], Method]] = {
             KRONECKER_ALL: lambda: FastFedUL(skew=Kronecker("all")),
             KRONECKER_64: lambda: FastFedUL(skew=Kronecker(64)),
             KRONECKER_SUMS: lambda: FastFedUL(skew=Kronecker()),

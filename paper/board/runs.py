@@ -269,7 +269,7 @@ def config_of(run: Run, diamonds: str) -> RunConfig:
             options["attack_scale"] = _BOOST[run.attack]
     if run.half:
         options["per_round"] = run.clients // 2
-    return RunConfig(
+    return RunConfig.from_options(
         data=_file_of(run.data, diamonds),
         attack=run.attack,
         partition=run.split,

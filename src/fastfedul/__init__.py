@@ -1,5 +1,8 @@
 """Take a client back out of a federated model, without data and without training."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fastfedul.errors import (
     FastFedULError,
     InvalidInputError,
@@ -16,7 +19,7 @@ from fastfedul.forgetting.requests import (
     apply_requests,
     cancel_request,
 )
-from fastfedul.forgetting.service import erase, forget
+from fastfedul.forgetting.service import Forgetting, erase, forget, preview
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.memory import MemoryLedger
@@ -26,9 +29,13 @@ from fastfedul.ledger.verification import verify
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar
-from fastfedul.methods.protocol import UnlearnRequest, UnlearnResult
+from fastfedul.methods.protocol import Method, Needs, UnlearnRequest, UnlearnResult
 from fastfedul.params import Params
 from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
+
+if TYPE_CHECKING:
+    from fastfedul.runs.config import RunConfig
+    from fastfedul.runs.training import train
 
 __all__ = [
     "Aggregation",
@@ -38,6 +45,7 @@ __all__ = [
     "FastFedUL",
     "FastFedULError",
     "ForgetRequest",
+    "Forgetting",
     "InvalidInputError",
     "Keep",
     "Kronecker",
@@ -48,11 +56,14 @@ __all__ = [
     "LedgerReader",
     "LocalSGD",
     "MemoryLedger",
+    "Method",
     "Model",
+    "Needs",
     "NoSkew",
     "Params",
     "Removal",
     "Round",
+    "RunConfig",
     "Scalar",
     "UnknownClientError",
     "UnlearnRefusedError",
@@ -64,6 +75,20 @@ __all__ = [
     "erase",
     "forget",
     "params_at",
+    "preview",
     "read_round",
+    "train",
     "verify",
 ]
+
+_OF_RUNS = {
+    "RunConfig": "fastfedul.runs.config",
+    "train": "fastfedul.runs.training",
+}
+"""Names whose modules are imported when somebody asks for them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_RUNS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_OF_RUNS[name]), name)

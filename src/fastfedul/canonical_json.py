@@ -1,104 +1,86 @@
-"""JSON in one form only, so that it can be signed: RFC 8785, and a strict reader."""
+"""JSON in a single form that can be signed (RFC 8785), and a strict reader for it.
+
+The package `rfc8785` writes the form. The reader is ours: the package has none, and
+`json` alone accepts repeated members, NaN, and numbers that a double cannot hold.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from decimal import Decimal
 from typing import Any
+
+import rfc8785
 
 from fastfedul.errors import InvalidInputError
 
-_LARGEST_WHOLE = 2**53
-_WIDEST = 21
-"""Digits beyond which RFC 8785, that is ECMAScript, writes an exponent."""
+_FIRST_UNSAFE_INTEGER = 2**53
+"""From here on, two integers may share a double (RFC 7493, section 2.2)."""
 
 
 def encode(value: Any) -> bytes:
     """Return a JSON value in the canonical form of RFC 8785.
 
+    Raises:
+        InvalidInputError: If the value has no canonical form: NaN, infinity, an integer
+            of 2^53 or more, text that is not Unicode, a type that JSON lacks, or
+            nesting that is too deep.
+
     >>> encode({"b": [1.0, 2.5e-7, None], "a": "é"}).decode()
     '{"a":"é","b":[1,2.5e-7,null]}'
     """
-    return _text(value).encode()
+    try:
+        return rfc8785.dumps(value)
+    except RecursionError:
+        raise InvalidInputError("the JSON value is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInputError(
+            f"the value has no canonical JSON form: {error}"
+        ) from None
 
 
 def parse(text: str) -> Any:
-    """Return the value of a JSON text that can be understood in one way only.
+    """Return the value of a JSON text that has one meaning only.
 
     Raises:
-        InvalidInputError: If it is not JSON, names a member twice, or holds a number
-            that has no canonical form.
+        InvalidInputError: If the text is not JSON, names a member twice, or holds a
+            value without a canonical form.
     """
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_without_doubles,
-            parse_constant=_refuse,
-            parse_int=_whole,
+            object_pairs_hook=_build_object,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_double,
+            parse_int=_parse_integer,
         )
-        encode(value)
     except RecursionError:
-        raise InvalidInputError("it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise InvalidInputError("it is not valid Unicode") from None
+        raise InvalidInputError("the JSON text is nested too deeply") from None
     except ValueError as error:
-        raise InvalidInputError(f"it is not valid JSON: {error}") from None
+        raise InvalidInputError(f"the text is not valid JSON: {error}") from None
+    encode(value)
     return value
 
 
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, int):
-        if abs(value) > _LARGEST_WHOLE:
-            raise InvalidInputError("a whole number is beyond 2^53")
-        return str(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, dict):
-        # By UTF-16 code units, as the standard has it.
-        ordered = sorted(value.items(), key=lambda item: item[0].encode("utf-16-be"))
-        return "{" + ",".join(f"{_text(k)}:{_text(v)}" for k, v in ordered) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_text, value)) + "]"
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _number(value: float) -> str:
-    """Return a number as ECMAScript prints it."""
-    if not math.isfinite(value):
-        raise InvalidInputError(f"{value} is no number of JSON")
-    if value == 0:
-        return "0"
-    sign, found, exponent = Decimal(repr(value)).normalize().as_tuple()
-    assert isinstance(exponent, int)
-    digits = "".join(map(str, found))
-    point = len(digits) + exponent
-    if len(digits) <= point <= _WIDEST:
-        text = digits + "0" * (point - len(digits))
-    elif 0 < point <= _WIDEST:
-        text = f"{digits[:point]}.{digits[point:]}"
-    elif -6 < point <= 0:
-        text = f"0.{'0' * -point}{digits}"
-    else:
-        fraction = f".{digits[1:]}" if len(digits) > 1 else ""
-        text = f"{digits[0]}{fraction}e{point - 1:+d}"
-    return f"-{text}" if sign else text
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a member comes twice")
+        raise ValueError("a member of an object comes twice")
     return found
 
 
-def _whole(text: str) -> float:
-    """Return a whole number; JSON's numbers are those of double precision."""
+def _parse_double(text: str) -> float:
     number = float(text)
-    return int(text) if abs(number) <= _LARGEST_WHOLE else number
+    if math.isinf(number):
+        raise ValueError(f"{text:.20} is no number of double precision")
+    return number
 
 
-def _refuse(name: str) -> None:
+def _parse_integer(text: str) -> float:
+    """Return an integer, or from 2^53 on the double that JSON numbers are."""
+    number = _parse_double(text)
+    return int(text) if abs(number) < _FIRST_UNSAFE_INTEGER else number
+
+
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")

@@ -1,5 +1,8 @@
 """The errors a caller may want to tell apart; each message is one line."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FastFedULError(Exception):
     """Something was wrong and the message says what to do; nothing was changed."""
@@ -18,6 +21,10 @@ class InvalidInputError(FastFedULError):
 
 class UnknownClientError(InvalidInputError):
     """A client was named that the ledger has never seen."""
+
+
+class AlreadyForgottenError(InvalidInputError):
+    """A client was forgotten before, so there is nothing left to do."""
 
 
 class NothingToPoisonError(InvalidInputError):
@@ -42,3 +49,26 @@ class LedgerLockedError(LedgerError):
 
 class UnlearnRefusedError(FastFedULError):
     """The history cannot support the request, so no answer is given."""
+
+
+class NotAcceptedError(UnlearnRefusedError):
+    """The caller's own check of the cleaned model failed, so nothing was written."""
+
+
+@contextmanager
+def require_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn a failed import into one line that says which extra to install.
+
+    Args:
+        extra: The extra of `fastfedul` that has the package.
+        what: Who needs which package, such as `pages need Jinja2`.
+
+    Raises:
+        InvalidInputError: If an import in the block fails.
+    """
+    try:
+        yield
+    except ImportError:
+        raise InvalidInputError(
+            f"{what}; install it with pip install 'fastfedul[{extra}]'"
+        ) from None

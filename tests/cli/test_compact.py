@@ -137,7 +137,7 @@ def test_a_run_with_sums_trains_resumes_and_forgets(
     assert f"fastfedul forget {path} client-0\n" in found.stdout
     with LedgerReader(path) as ledger:
         assert ledger.settings.history == "sums"
-        assert ledger.clients()["client-2"].state == "forgotten"
+        assert ledger.clients()["client-2"].state == "erased"
     (path / "metrics.jsonl").unlink()
     assert run_json("train", path, "--resume", "--rounds", 5)["rounds"] == 5
     shown = run_json("compare", path, "--forget", "client-1")

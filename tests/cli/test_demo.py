@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +28,7 @@ class TrainedError(Exception):
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the options, as training does first, and stop there."""
 
-    def train(folder: Path, config: RunConfig, progress: object) -> None:
+    def train(config: RunConfig, folder: Path, progress: object) -> None:
         write_run(folder, config)
         raise TrainedError
 
@@ -80,3 +86,39 @@ def test_an_option_that_is_refused_leaves_the_earlier_demo(tmp_path: Path) -> No
 def test_the_help_says_what_is_replaced() -> None:
     text = CliRunner().invoke(app, ["demo", "--help"]).output
     assert "an earlier demo is replaced" in " ".join(text.replace("│", " ").split())
+
+
+def interrupted(folder: Path, ready: Callable[[], bool]) -> str:
+    """Start a demo, stop it with Ctrl-C when it is ready, return what it says last."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastfedul", "demo", "--out", folder],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not ready():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    return said.strip().splitlines()[-1]
+
+
+def test_ctrl_c_while_it_trains_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    metrics = folder / "metrics.jsonl"
+    said = interrupted(folder, lambda: metrics.exists() and bool(metrics.read_text()))
+    assert said.startswith("stopped after ")
+    assert said.endswith(f"go on with: fastfedul train {folder} --resume")
+
+
+def test_ctrl_c_while_it_compares_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    said = interrupted(folder, (folder / "model.safetensors").exists)
+    told = f"go on with: fastfedul compare {folder}"
+    assert said == f"stopped after the training; {told}"

@@ -84,7 +84,7 @@ def test_json_has_what_scripts_need(ledger: Path, tmp_path: Path) -> None:
     assert found["bound"] > 0
     assert found["lipschitz"] > 0
     assert found["seconds"] > 0
-    assert found["bytes_read"] == 4 * 28 * (3 + 3 + 1)
+    assert found["bytes_read"] == 4 * 28 * (3 + 3)
     assert found["model"] == str(out)
     after = model_of(ledger)
     assert found["delta_norm"] == pytest.approx(np.linalg.norm(after - before))
@@ -116,19 +116,24 @@ def test_every_skew_says_what_it_did(ledger: Path) -> None:
 
 
 def test_the_skew_is_shown_in_words_and_logged_with_its_settings(ledger: Path) -> None:
-    shown = " ".join(run("forget", ledger, "cyd").stdout.split())
+    shown = " ".join(run("forget", ledger, "cyd", "--keep-history").stdout.split())
     assert "kronecker, from 8 updates of clients that stay, along" in shown
     shown = " ".join(
-        run("forget", ledger, "ann", "--damping", 0.1, "--alternate").stdout.split()
+        run(
+            *("forget", ledger, "ann", "--keep-history"),
+            *("--damping", 0.1, "--set", "damped=alternate"),
+        ).stdout.split()
     )
     assert "scalar, damping 0.1, every other round" in shown
     shown = " ".join(run("forget", ledger, "bob", "--skew", "none").stdout.split())
     assert "not taken into account" in shown
     with LedgerReader(ledger) as opened:
-        first, second, third = (dict(event.details) for event in opened.events())
+        used = opened.events()[0].details["used"]
+        logged: list[Any] = [e.details["settings"] for e in opened.events()]
+        first, second, third = logged
     assert (first["skew"], first["updates"]) == ("kronecker", 64)
-    assert isinstance(first["used"], dict)
-    assert set(first["used"]) == {
+    assert isinstance(used, dict)
+    assert set(used) == {
         "updates",
         "directions",
         "scale",
@@ -186,8 +191,8 @@ def test_a_table_keeps_words_whole_on_a_narrow_screen(
     assert words.count("active") == 3
 
 
-def test_the_default_keeps_the_history_and_says_so(ledger: Path) -> None:
-    shown = run("forget", ledger, "ann")
+def test_history_that_is_kept_is_told(ledger: Path) -> None:
+    shown = run("forget", ledger, "ann", "--keep-history")
     assert "History kept" in shown.stdout
     assert "not a guarantee" in " ".join(shown.stdout.split())
     listed = run_json("ledger", "clients", ledger)["clients"]
@@ -196,14 +201,17 @@ def test_the_default_keeps_the_history_and_says_so(ledger: Path) -> None:
 
 
 def test_erasing_can_be_done_at_once_or_later(ledger: Path) -> None:
-    run("forget", ledger, "ann")
+    run("forget", ledger, "ann", "--keep-history")
     cleaned = model_of(ledger)
-    again = one_line(run("forget", ledger, "ann", code=1))
-    assert "--erase" in again
-    found = run_json("forget", ledger, "ann", "--erase")
+    again = one_line(run("forget", ledger, "ann", "--keep-history", code=1))
+    assert "was forgotten already, and its history kept" in again
+    found = run_json("forget", ledger, "ann")
     assert found["erased"] is True
+    repeated = run_json("forget", ledger, "ann")
+    assert repeated["already"] is True
+    assert "Nothing to do" in run("forget", ledger, "ann").stdout
     np.testing.assert_array_equal(model_of(ledger), cleaned)
-    run_json("forget", ledger, "bob", "--erase")
+    run_json("forget", ledger, "bob")
     listed = run_json("ledger", "clients", ledger)["clients"]
     assert [row["state"] for row in listed] == ["erased", "erased", "active"]
     assert [row["rounds"] for row in listed] == [0, 0, 3]
@@ -275,10 +283,15 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--skew", "kronecker", "--damping", "0.1"), "--damping belongs to --skew sc"),
-        (("--skew", "none", "--damping", "0.1"), "--damping belongs to --skew scalar"),
-        (("--skew", "kronecker", "--alternate"), "--alternate belongs to --skew scal"),
-        (("--skew", "none", "--alternate"), "--alternate belongs to --skew scalar"),
+        (("--skew", "kronecker", "--damping", "0.1"), "damping belongs to skew scalar"),
+        (("--skew", "none", "--damping", "0.1"), "damping belongs to skew scalar"),
+        (("--skew", "none", "--set", "updates=3"), "updates belongs to skew kronecker"),
+        (("--set", "speed=3"), "no such setting: speed"),
+        (("--set", "speed"), "write NAME=VALUE"),
+        (("--method", "federaser", "--skew", "none"), "no such setting: skew"),
+        (("--method", "federaser"), "is no run whose clients could be asked"),
+        (("--method", "fastest"), "unknown method 'fastest'; choose from retrain"),
+        (("--method", "no.such:Method"), "cannot be loaded: ModuleNotFoundError"),
         (("--model", "package:function"), "needs --validation"),
         (("--max-drop", "0.1"), "needs --validation"),
         (("--validation", "x.npz", "--max-drop", "2"), "from 0 to 1"),
@@ -293,7 +306,8 @@ def test_an_option_without_effect_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--skew", "none"), ("--damping", "0.1", "--alternate")]
+    "options",
+    [(), ("--skew", "none"), ("--damping", "0.1", "--set", "damped=alternate")],
 )
 def test_a_dry_run_computes_the_model_that_forgetting_gives(
     options: tuple[str, ...], ledger: Path, tmp_path: Path
@@ -399,9 +413,9 @@ def test_erasing_later_still_writes_the_model_asked_for(
     ledger: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "later.safetensors"
-    run("forget", ledger, "cyd", "--damping", 0.1)
+    run("forget", ledger, "cyd", "--damping", 0.1, "--keep-history")
     cleaned = model_of(ledger)
-    found = run_json("forget", ledger, "cyd", "--erase", "--out", out)
+    found = run_json("forget", ledger, "cyd", "--out", out)
     assert found["model"] == str(out)
     written = load_file(out)
     flat = np.concatenate(

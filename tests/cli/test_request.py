@@ -1,4 +1,4 @@
-"""`fastfedul request`, `key` and `verify`, run as a user runs them."""
+"""`fastfedul request`, `key` and `certificate`, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
         for index in range(done):
             assert {u.client for u in reader.updates_in(index)} == others
     certificate = folder / "certificates" / "1.json"
-    found = run_json("verify", certificate, "--public-key", public)
+    found = run_json("certificate", "check", certificate, "--public-key", public)
     assert found["ok"] is True
     assert found["certificate"]["requests"][0]["reason"] == "why not"
     assert found["certificate"]["rounds"]["recorded"] == client.forgotten_at
@@ -147,7 +147,10 @@ def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
     with LedgerReader(folder) as reader:
         names = {u.client for u in reader.updates_in(done)}
         assert names == {"client-1", "client-3"}
-    assert run_json("verify", resumed["requests"][0]["certificate"])["ok"] is True
+    assert (
+        run_json("certificate", "check", resumed["requests"][0]["certificate"])["ok"]
+        is True
+    )
     assert run_json("ledger", "verify", folder)["ok"] is True
 
 
@@ -170,10 +173,10 @@ def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -
     assert "moved [bold]away[/bold]" in table
     DiskLedger(ledger).close()
     assert certificate.exists()
-    unsigned = run_json("verify", certificate)
+    unsigned = run_json("certificate", "check", certificate)
     assert unsigned["ok"] is True
     assert unsigned["signed"] is False
-    assert "signed by" in run("verify", certificate).stdout
+    assert "signed by" in run("certificate", "check", certificate).stdout
     assert "No request is waiting" in run("request", "apply", ledger).stdout
 
 
@@ -185,7 +188,7 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     assert "waiting already" in again
     near = one_line(run("request", "add", ledger, "anne", code=1))
     assert "did you mean 'ann'" in near
-    run("forget", ledger, "ann")
+    run("forget", ledger, "ann", "--keep-history")
     gone = one_line(run("request", "add", ledger, "ann", code=1))
     assert "is forgotten already" in gone
     nowhere = one_line(run("request", "add", tmp_path / "none", "ann", code=1))
@@ -204,11 +207,12 @@ def test_a_request_is_applied_as_forget_would_do_it(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(ledger, copy)
-    direct = run_json("forget", copy, "bob", "--erase")
+    direct = run_json("forget", copy, "bob")
     run("request", "add", ledger, "bob")
     run("request", "apply", ledger)
     with LedgerReader(ledger) as one, LedgerReader(copy) as other:
-        assert one.events()[-1].details["skew"] == direct["skew"] == "kronecker"
+        settings: Any = one.events()[-1].details["settings"]
+        assert settings["skew"] == direct["skew"] == "kronecker"
         assert (one.final.params.flat == other.final.params.flat).all()
 
 
@@ -230,22 +234,22 @@ def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
 ) -> None:
     assert run_json("forget", ledger, "bob", "--dry-run")["certificate"] is None
     assert not (ledger / "certificates").exists()
-    found = run_json("forget", ledger, "bob", "--skew", skew)
+    found = run_json("forget", ledger, "bob", "--skew", skew, "--keep-history")
     assert found["signed"] is False
     assert found["certificate"] == str(ledger / "certificates" / "event-1.json")
-    checks = run_json("verify", found["certificate"])["checks"]
+    checks = run_json("certificate", "check", found["certificate"])["checks"]
     assert {c["name"]: c["verdict"] for c in checks}["recomputed"] == "holds"
     run("key", "new")
-    later = run_json("forget", ledger, "bob", "--erase")
+    later = run_json("forget", ledger, "bob")
     assert later["certificate"] == str(ledger / "certificates" / "event-2.json")
-    assert run_json("verify", later["certificate"])["signed"] is True
+    assert run_json("certificate", "check", later["certificate"])["signed"] is True
     # The first one was signed too, once there was a key.
-    first = run_json("verify", found["certificate"])
+    first = run_json("certificate", "check", found["certificate"])
     assert first["ok"] is True
     assert first["signed"] is True
 
 
-def test_verify_says_what_does_not_hold_and_exits_with_1(
+def test_a_check_says_what_does_not_hold_and_exits_with_1(
     ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run_json("key", "new", tmp_path / "mine.pem")
@@ -253,44 +257,55 @@ def test_verify_says_what_does_not_hold_and_exits_with_1(
     monkeypatch.setenv("FASTFEDUL_KEY", made["path"])
     certificate = Path(run_json("forget", ledger, "bob")["certificate"])
     mine, others = made["public_path"], other["public_path"]
-    good = run("verify", certificate, "--public-key", mine).stdout
+    good = run("certificate", "check", certificate, "--public-key", mine).stdout
     assert "holds signature" in good
     assert "You may not conclude" in good
     assert made["fingerprint"] in good
-    wrong = run_json("verify", certificate, "--public-key", others, code=1)
+    wrong = run_json(
+        "certificate", "check", certificate, "--public-key", others, code=1
+    )
     assert wrong["checks"][0]["verdict"] == "fails"
     assert made["fingerprint"] in wrong["checks"][0]["text"]
     alone = tmp_path / "alone.json"
     shutil.copy(certificate, alone)
-    assert "not who signed" in run("verify", alone).stdout
-    assert run_json("verify", alone, "--run", ledger)["checks"][1]["name"] == "log"
+    assert "not who signed" in run("certificate", "check", alone).stdout
+    assert (
+        run_json("certificate", "check", alone, "--run", ledger)["checks"][1]["name"]
+        == "log"
+    )
     content = json.loads(alone.read_text())
     content["coverage"]["all"] = 0.5
     alone.write_text(json.dumps(content))
-    bad = run("verify", alone, "--run", ledger, code=1)
+    bad = run("certificate", "check", alone, "--run", ledger, code=1)
     assert "fails signature" in bad.stdout
     assert "fails log" in bad.stdout
     assert "coverage" in bad.stdout
     assert "You may conclude" not in bad.stdout
-    assert "not verified: signature, log fails" in bad.stderr
+    assert "does not hold: signature, log fails" in bad.stderr
     content["signature"] = None
     alone.write_text(json.dumps(content))
-    assert "nothing could be checked" in run("verify", alone, code=1).stderr
+    assert (
+        "nothing could be checked" in run("certificate", "check", alone, code=1).stderr
+    )
 
 
-def test_verify_exits_with_2_where_there_is_nothing_to_verify(
+def test_a_check_exits_with_2_where_there_is_nothing_to_check(
     ledger: Path, tmp_path: Path
 ) -> None:
     certificate = run_json("forget", ledger, "bob")["certificate"]
     nothing = tmp_path / "nothing.json"
-    assert "cannot read" in one_line(run("verify", nothing, code=2))
+    assert "cannot read" in one_line(run("certificate", "check", nothing, code=2))
     nothing.write_text("{}")
-    assert "no certificate" in one_line(run("verify", nothing, code=2))
+    assert "no certificate" in one_line(run("certificate", "check", nothing, code=2))
     key = ("--public-key", nothing)
-    assert "no Ed25519" in one_line(run("verify", certificate, *key, code=2))
+    assert "no Ed25519" in one_line(
+        run("certificate", "check", certificate, *key, code=2)
+    )
     where = ("--run", tmp_path / "nowhere")
-    assert "nothing at" in one_line(run("verify", certificate, *where, code=2))
-    run("verify", code=2)
+    assert "nothing at" in one_line(
+        run("certificate", "check", certificate, *where, code=2)
+    )
+    run("certificate", "check", code=2)
 
 
 def test_keys_are_made_once_and_shown_without_the_private_part(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +30,9 @@ NAMED_OPTIONS = (
     *("data", "train-size", "clients", "per-round", "rounds", "epochs", "batch-size"),
     *("lr", "momentum", "partition", "attack", "attackers", "poison-ratio"),
     *("target-label", "attack-scale", "weighting", "weight-decay", "dropout"),
-    *("server-images", "keep", "keep-use", "store", "model", "seed", "workers"),
-    *("resume", "json", "config", "forget"),
+    *("server-images", "keep", "keep-use", "dtype", "model", "seed", "workers"),
+    *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
+    *("method", "skew", "damping", "erase", "keep-history"),
 )
 
 
@@ -92,7 +99,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "options.toml"
-    config.write_text("rounds = 7\nlr = 0.01\ntrain-size = 200\nclients = 3\n")
+    config.write_text(
+        "rounds = 7\n[local]\nlr = 0.01\n[data]\ntrain-size = 200\nclients = 3\n"
+    )
     folder = tmp_path / "run"
     found = run_json("train", folder, "--config", config, "--rounds", 1)
     assert found["rounds"] == 1
@@ -116,7 +125,12 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(
         (("--config", "missing.toml"), "cannot read missing.toml"),
         (("--resume",), "there is no run"),
         (("--resume", "--config", "x.toml"), "leave out --config"),
-        (("--train-size", 5), "5 training images"),
+        (("--train-size", 5), "5 training examples"),
+        (("--budget", "1KB"), "--budget is 1KB, and a ledger of this model takes"),
+        (("--budget", "520KB"), "choose more than that"),
+        (("--method", "federaser"), "cannot forget while a run trains"),
+        (("--trainer", "nobody"), "no installed package has 'nobody'"),
+        (("--trainer", "no.module:make"), "cannot load the trainer"),
     ],
 )
 def test_bad_options_give_one_line(
@@ -133,10 +147,85 @@ def test_options_have_the_names_and_defaults_that_are_promised() -> None:
         assert f"--{name} " in text, name
     shown = " ".join(text.replace("│", " ").split())
     default = RunConfig()
-    for value in (default.rounds, default.clients, default.epochs, default.batch_size):
+    for value in (default.rounds, default.local.epochs, default.local.batch_size):
         assert f"[{value}]" in shown
-    for number in (default.lr, default.momentum):
+    for number in (default.local.lr, default.local.momentum):
         assert f"[{number:g}]" in shown
+    assert "[10, or those the file names]" in shown
+
+
+@pytest.mark.parametrize("verb", ["train", "demo", "data list", "data show"])
+def test_help_fits_80_columns(verb: str) -> None:
+    found = subprocess.run(
+        [*COMMAND, *verb.split(), "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    # Nothing is cut off for want of room.
+    assert "…" not in found.stdout
+    assert "..." not in found.stdout.replace("[OPTIONS]", "")
+
+
+def test_a_log_gets_a_line_for_each_round(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    found = run("train", folder, *QUICK, "--rounds", 3, "--attack", "pixel")
+    lines = found.stderr.splitlines()
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        assert re.fullmatch(
+            rf"round {number}/3: accuracy [\d.]+%, attack [\d.]+%, [\d.]+ m?s, "
+            r"\d+:\d\d:\d\d left",
+            line,
+        )
+    assert "round" not in found.stdout.replace("rounds", "")
+    longer = run("train", folder, "--resume", "--rounds", 5)
+    assert [line.split(":")[0] for line in longer.stderr.splitlines()] == [
+        "round 4/5",
+        "round 5/5",
+    ]
+    assert run("train", tmp_path / "quiet", *QUICK, "--json").stderr == ""
+
+
+def on_terminal(width: int, *arguments: object) -> str:
+    """Return what a command writes to a terminal of a width."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**environment, "TERM": "xterm"},
+    ) as process:
+        os.close(child)
+        written = b""
+        with suppress(OSError):  # Linux reports the end of a terminal so.
+            while part := os.read(parent, 65536):
+                written += part
+    os.close(parent)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_narrow_terminal_still_shows_round_and_time_left(
+    width: int, tmp_path: Path
+) -> None:
+    options = (*QUICK, "--rounds", 12, "--attack", "pixel")
+    text = on_terminal(width, "train", tmp_path / "run", *options)
+    shown = [line.strip() for line in re.split(r"[\r\n]+", text) if "left" in line]
+    assert all(len(line) <= width for line in shown)
+    pattern = r"round +\d+/12 .*accuracy [\d.]+%, attack [\d.]+%.* left \d+:\d\d:\d\d"
+    assert any(re.fullmatch(pattern, line) for line in shown), shown
+
+
+def test_a_very_narrow_terminal_gives_up_the_accuracy_first(tmp_path: Path) -> None:
+    options = (*QUICK, "--rounds", 12, "--attack", "pixel")
+    text = on_terminal(36, "train", tmp_path / "run", *options)
+    assert re.search(r"round +\d+/12 acc.* left \d+:\d\d:\d\d", text)
 
 
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
@@ -157,7 +246,8 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 130
-        [line] = errors.strip().splitlines()
+        *rounds_told, line = errors.strip().splitlines()
+        assert all(told.startswith("round ") for told in rounds_told)
     deadline = time.monotonic() + 20
     while members_of(process.pid):
         assert time.monotonic() < deadline, members_of(process.pid)

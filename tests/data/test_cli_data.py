@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,30 @@ def test_list_names_every_data_set_and_where_it_is(home: Path) -> None:
     assert here == ["digits", "mnist"]
 
 
+def test_list_knows_whether_scikit_learn_is_there() -> None:
+    code = (
+        "import sys; sys.modules['sklearn'] = None; sys.argv.insert(1, 'list'); "
+        "from fastfedul.cli.data import app; app()"
+    )
+    command = [sys.executable, "-c", code]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [digits] = [line for line in text.splitlines() if "digits " in line][:1]
+    assert "no, pip install scikit-learn" in digits
+    found = subprocess.run([*command, "--json"], capture_output=True, check=True)
+    rows = {row["name"]: row for row in json.loads(found.stdout)["datasets"]}
+    assert not rows["digits"]["here"]
+
+
+def test_rows_and_their_clients_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    rows, labels = np.zeros((4, 13)), np.array([0, 1, 1, 0])
+    arrays = {"x_train": rows, "y_train": labels, "x_test": rows, "y_test": labels}
+    np.savez(path, **arrays, clients=[2, 10, 2, 2])  # type: ignore[arg-type]
+    assert "rows.npz: rows of 13 values, of 2 clients" in run("show", str(path))
+    found = parsed("show", str(path))
+    assert (found["shape"], found["clients"]) == ([13], ["2", "10"])
+
+
 def test_list_is_readable_and_says_how_to_get_the_rest() -> None:
     text = run("list")
     assert "data fetch cifar10" in text
@@ -63,7 +89,7 @@ def test_list_is_readable_and_says_how_to_get_the_rest() -> None:
 def test_show_counts_the_classes_of_digits() -> None:
     found = parsed("show")
     assert found["name"] == "digits"
-    assert found["image_shape"] == [8, 8, 1]
+    assert found["shape"] == [8, 8, 1]
     assert found["train"]["count"] == sum(found["train"]["per_class"]) == 1437
     assert found["test"]["count"] == 360
     text = run("show", "digits")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastfedul.data import download as downloading
 from fastfedul.data.download import Download, FetchError, download, matches
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -205,6 +206,17 @@ def test_progress_counts_up_to_the_whole(
     assert counts == sorted(counts)
     assert counts[0] > 50_000
     assert seen[-1] == (300_000, 300_000 if says_length else None)
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_server_that_never_stops_sending_is_stopped(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says_length: bool
+) -> None:
+    monkeypatch.setattr(downloading, "_LARGEST_FILE", 200_000)
+    server[1].says_length = says_length
+    with pytest.raises(FetchError, match="more than 200,000 bytes"):
+        download(Download(server[0]), tmp_path / "x.part")
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_downloads_of_one_file_do_not_mix(server: Server, tmp_path: Path) -> None:

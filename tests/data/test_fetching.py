@@ -151,7 +151,7 @@ def test_unknown_content_is_refused_and_removed(
 
     item = Download(f"{public[1]}/x")
     use(monkeypatch, "ardis", Recipe((item,), unpack=unpack, content="0" * 64))
-    with pytest.raises(FetchError, match="not the data set that is known"):
+    with pytest.raises(FetchError, match="does not hold the known data set"):
         fetch("ardis")
     assert not list(home.iterdir())
 

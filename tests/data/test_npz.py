@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfedul.data.npz import read_dataset, read_pictures, write_arrays
+from fastfedul.data.dataset import to_model_input
+from fastfedul.data.npz import read_dataset, read_owners, read_pictures, write_arrays
+from fastfedul.data.partition import split_by_owner
 from fastfedul.errors import InvalidInputError
 
 law = settings(max_examples=100, deadline=None)
@@ -25,7 +28,7 @@ def good() -> dict[str, Any]:
         "x_train": rng.integers(0, 256, (6, 4, 5), dtype=np.uint8),
         "y_train": np.array([0, 1, 2, 0, 1, 2], np.uint8),
         "x_test": rng.integers(0, 256, (3, 4, 5), dtype=np.uint8),
-        "y_test": np.array([0, 1, 3], np.uint8),
+        "y_test": np.array([0, 1, 2], np.uint8),
     }
 
 
@@ -49,8 +52,8 @@ def refusal(path: Path) -> str:
 
 def test_mnists_keys_are_read(tmp_path: Path) -> None:
     dataset = read_dataset(saved(tmp_path), "own")
-    assert (dataset.name, dataset.num_classes) == ("own", 4)
-    assert dataset.image_shape == (4, 5, 1)
+    assert (dataset.name, dataset.num_classes) == ("own", 3)
+    assert dataset.shape == (4, 5, 1)
     np.testing.assert_array_equal(dataset.train_images[..., 0], good()["x_train"])
     assert dataset.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert dataset.test_labels.dtype == np.int64
@@ -71,7 +74,7 @@ def test_colours_are_kept(tmp_path: Path) -> None:
     colours = np.arange(6 * 4 * 5 * 3).reshape(6, 4, 5, 3).astype(np.uint8)
     path = saved(tmp_path, x_train=colours, x_test=colours[:3])
     dataset = read_dataset(path, "own")
-    assert dataset.image_shape == (4, 5, 3)
+    assert dataset.shape == (4, 5, 3)
     np.testing.assert_array_equal(dataset.train_images, colours)
 
 
@@ -128,8 +131,8 @@ def test_a_black_part_goes_with_any_scale(tmp_path: Path, brightest: int) -> Non
 
 
 def test_whole_labels_stored_as_fractions_are_accepted(tmp_path: Path) -> None:
-    path = saved(tmp_path, y_test=np.array([0.0, 1.0, 3.0]))
-    assert read_dataset(path, "own").test_labels.tolist() == [0, 1, 3]
+    path = saved(tmp_path, y_test=np.array([0.0, 1.0, 2.0]))
+    assert read_dataset(path, "own").test_labels.tolist() == [0, 1, 2]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -194,10 +197,10 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
 NONE = np.zeros((0, 4, 5), np.uint8)
 CASES: dict[str, dict[str, Any]] = {
     "5 labels": {"y_train": np.zeros(5, np.uint8)},
-    "3 images under x_test but 4 labels": {"y_test": np.zeros(4, np.uint8)},
-    "no image under x_train": {"x_train": NONE, "y_train": np.zeros(0, int)},
-    "no image under x_test": {"x_test": NONE, "y_test": np.zeros(0, int)},
-    "no image under x_train;": {"x_train": np.uint8(3)},
+    "3 examples under x_test but 4 labels": {"y_test": np.zeros(4, np.uint8)},
+    "no example under x_train": {"x_train": NONE, "y_train": np.zeros(0, int)},
+    "no example under x_test": {"x_test": NONE, "y_test": np.zeros(0, int)},
+    "no example under x_train;": {"x_train": np.uint8(3)},
     "dtype complex128": {"x_train": np.zeros((6, 4, 5), complex)},
     "dtype <U1": {"x_train": np.full((6, 4, 5), "a")},
     "NaN": {"x_train": np.full((6, 4, 5), np.nan)},
@@ -205,6 +208,7 @@ CASES: dict[str, dict[str, Any]] = {
     "values -1 to": {"x_train": np.full((6, 4, 5), -1)},
     "to 256": {"x_train": np.full((6, 4, 5), 256)},
     "shape (6, 20)": {"x_train": np.zeros((6, 20), np.uint8)},
+    "label 3 in y_test but not in y_train": {"y_test": np.array([0, 3, 1])},
     "shape (6, 3, 8, 8)": {"x_train": np.zeros((6, 3, 8, 8), np.uint8)},
     "one size": {"x_test": np.zeros((3, 5, 4), np.uint8)},
     "not whole numbers": {"y_train": np.array([0, 1, 0.5, 1, 1, 1])},
@@ -221,6 +225,94 @@ def test_unusable_arrays_are_refused_with_the_reason(
     tmp_path: Path, reason: str
 ) -> None:
     assert reason in refusal(saved(tmp_path, **CASES[reason]))
+
+
+def rows(kind: type, width: int = 7) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "x_train": rng.normal(0, 50, (6, width)).astype(kind),
+        "x_test": rng.normal(0, 50, (3, width)).astype(kind),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [(np.float64, np.float32), (np.float16, np.float32), (np.int32, np.int64)],
+)
+def test_two_dimensions_are_rows_of_features_or_tokens(
+    kind: type, kept: type, tmp_path: Path
+) -> None:
+    given = rows(kind)
+    dataset = read_dataset(saved(tmp_path, **given), "own")
+    assert dataset.shape == (7,)
+    assert not dataset.is_images
+    assert dataset.train_images.dtype == dataset.test_images.dtype == kept
+    np.testing.assert_array_equal(dataset.train_images, given["x_train"].astype(kept))
+    seen = to_model_input(dataset.test_images)
+    np.testing.assert_array_equal(seen, given["x_test"].astype(kept))
+
+
+BAD_ROWS: dict[str, dict[str, Any]] = {
+    "7 values a row in x_train and 8 in x_test": {
+        **rows(float),
+        "x_test": rows(float, 8)["x_test"],
+    },
+    "both fractions, or both whole numbers": {
+        **rows(float),
+        "x_test": rows(int)["x_test"],
+    },
+    "NaN or infinite values in x_test": {
+        **rows(float),
+        "x_test": np.full((3, 7), 1e300),
+    },
+    "dtype <U1; rows are numbers": {**rows(float), "x_train": np.full((6, 7), "a")},
+}
+
+
+@pytest.mark.parametrize("reason", BAD_ROWS)
+def test_unusable_rows_are_refused_with_the_reason(tmp_path: Path, reason: str) -> None:
+    assert reason in refusal(saved(tmp_path, **BAD_ROWS[reason]))
+
+
+@pytest.mark.parametrize(
+    ("owners", "names"),
+    [
+        (["b", "a", "b", "a", "c", "c"], ("a", "b", "c")),
+        ([10, 2, 10, 2, 9, 9], ("2", "9", "10")),
+        (["10", "x", "9", "x", "9", "x"], ("9", "10", "x")),
+    ],
+)
+def test_a_file_may_name_the_client_of_each_example(
+    owners: list[Any], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = saved(tmp_path, clients=np.array(owners))
+    assert read_owners(path) == names
+    dataset = read_dataset(path, "own")
+    clients = split_by_owner(dataset)
+    assert tuple(data.client for data in clients) == names
+    for data in clients:
+        places = [i for i, owner in enumerate(owners) if str(owner) == data.client]
+        np.testing.assert_array_equal(data.images, dataset.train_images[places])
+        np.testing.assert_array_equal(data.labels, dataset.train_labels[places])
+    assert read_owners(saved(tmp_path)) is None
+
+
+BAD_OWNERS: dict[str, Any] = {
+    "shape (5,) for 6 training examples": np.zeros(5, int),
+    "shape (6, 1) for": np.zeros((6, 1), int),
+    "as float64": np.zeros(6),
+    "as bool": np.zeros(6, bool),
+    "an empty name": np.array(["a", "b", "", "a", "b", "c"]),
+    "Python objects": np.array(["a", None, "b", "c", "d", "e"], object),
+}
+
+
+@pytest.mark.parametrize("reason", BAD_OWNERS)
+def test_unusable_names_of_clients_are_refused(tmp_path: Path, reason: str) -> None:
+    path = saved(tmp_path, clients=BAD_OWNERS[reason])
+    assert reason in refusal(path)
+    with pytest.raises(InvalidInputError, match=re.escape(reason)):
+        read_owners(path)
 
 
 def test_pictures_need_no_labels(tmp_path: Path) -> None:

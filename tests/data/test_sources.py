@@ -21,7 +21,7 @@ def empty_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_digits_are_split_once_and_for_all(digits: Dataset) -> None:
     assert digits.train_images.shape == (1437, 8, 8, 1)
     assert digits.test_images.shape == (360, 8, 8, 1)
-    assert (digits.num_classes, digits.image_shape) == (10, (8, 8, 1))
+    assert (digits.num_classes, digits.shape) == (10, (8, 8, 1))
     assert digits.test_labels[:12].tolist() == load("digits").test_labels[:12].tolist()
     assert set(np.bincount(digits.test_labels)) <= {35, 36, 37}
 
@@ -38,11 +38,11 @@ def test_no_digit_is_in_both_parts(digits: Dataset) -> None:
     assert len(train) == 1437
 
 
-def test_digits_without_scikit_learn_name_the_extra(
+def test_digits_without_scikit_learn_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(InvalidInputError, match=r"fastfedul\[torch\]"):
+    with pytest.raises(InvalidInputError, match="pip install scikit-learn"):
         load("digits")
 
 
@@ -107,7 +107,7 @@ def test_mnist_is_mnist(data_file: Callable[[str], Path]) -> None:
 def test_cifar10_is_cifar10(data_file: Callable[[str], Path]) -> None:
     data_file("cifar10.npz")
     dataset = load("cifar10")
-    assert dataset.image_shape == (32, 32, 3)
+    assert dataset.shape == (32, 32, 3)
     assert dataset.train_images[0, 0, 0].tolist() == [59, 62, 63]
     assert dataset.train_labels[:5].tolist() == [6, 9, 9, 4, 1]
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fastfedul.data.png import decode_png
+from fastfedul.data import unpacking
 from fastfedul.data.unpacking import (
+    decode_png,
     unpack_ardis,
     unpack_cifar10,
     unpack_cifar10_package,
@@ -105,6 +106,30 @@ def test_a_damaged_png_is_refused() -> None:
             decode_png(broken)
     with pytest.raises(InvalidInputError, match="damaged"):
         decode_png(encode_png(random_images(1, 1, 1), [0]).replace(b"IHDR", b"JHDR"))
+
+
+@pytest.mark.parametrize("side", [12_000, 40_000])
+def test_a_picture_with_too_many_pixels_is_not_decoded(side: int) -> None:
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    bomb += chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    with pytest.raises(InvalidInputError, match="too many pixels"):
+        decode_png(bomb)
+
+
+def test_a_png_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InvalidInputError, match=r"fastfedul\[report\]"):
+        decode_png(encode_png(random_images(2, 2, 3), [0]))
+
+
+def test_a_member_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "_LARGEST_MEMBER", 100)
+    archive = packed(tmp_path / "c.tar.gz", {"data_batch_1.bin": bytes(101)})
+    with pytest.raises(InvalidInputError, match=r"data_batch_1\.bin of 101 bytes"):
+        unpack_cifar10(archive)
 
 
 def idx(array: Any) -> bytes:

@@ -86,7 +86,7 @@ from fastfedul.integrations.torch import TorchTrainer
 
 if __name__ == "__main__":
     clients = split(load("digits"), 2, Partition(), seed=0)
-    trainer = TorchTrainer(image_shape=(8, 8, 1), num_classes=10, model="trouble:slow")
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=10, model="trouble:slow")
     with open_workers(trainer, clients, seed=0, num_workers=2) as workers:
         model = workers.initial(0)
         print(*workers.pids, flush=True)
@@ -96,9 +96,7 @@ if __name__ == "__main__":
 
 def trainer_of(model: str = "auto", **local: float) -> TorchTrainer:
     training = LocalTraining(**local)  # type: ignore[arg-type]
-    return TorchTrainer(
-        image_shape=(8, 8, 1), num_classes=10, model=model, local=training
-    )
+    return TorchTrainer(shape=(8, 8, 1), num_classes=10, model=model, local=training)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from fastfedul import (
     apply_requests,
     erase,
     forget,
+    preview,
 )
 from fastfedul.canonical_json import encode
 from fastfedul.forgetting.certificates import (
@@ -80,11 +81,13 @@ def build(path: Path) -> None:
         add_request(path, "a", "consent withdrawn")
         apply_requests(ledger, certificates=certificates_folder(path), key=KEY)
         ledger.append(round_of(3, everybody[1:]))
-        forget(ledger, ["b"], FastFedUL(skew=Scalar(0.1, rounds="alternate")))
-        forget(ledger, ["c"], FastFedUL(skew=NoSkew()))
+        forget(
+            ledger, ["b"], FastFedUL(skew=Scalar(0.1, rounds="alternate")), erase=False
+        )
+        forget(ledger, ["c"], FastFedUL(skew=NoSkew()), erase=False)
         for index in range(4, 6):
             ledger.append(round_of(index, everybody[3:]))
-        forget(ledger, ["d"], FastFedUL())
+        forget(ledger, ["d"], FastFedUL(), erase=False)
         write_certificates(ledger, certificates_folder(path), KEY)
 
 
@@ -151,11 +154,11 @@ def test_what_kronecker_removed_is_computed_again_also_after_later_rounds(
     with DiskLedger.create(path, Model(START)) as ledger:
         for index in range(8):
             ledger.append(replace(round_of(index, MANY), local=LOCAL))
-        forget(ledger, [MANY[0]], FastFedUL(skew=Kronecker(updates)))
+        forget(ledger, [MANY[0]], FastFedUL(skew=Kronecker(updates)), erase=False)
         for index in range(8, 8 + num_later):
             ledger.append(replace(round_of(index, MANY[1:]), local=LOCAL))
         if num_later:
-            forget(ledger, [MANY[1], MANY[2]])
+            forget(ledger, [MANY[1], MANY[2]], erase=False)
             ledger.append(replace(round_of(8 + num_later, MANY[3:]), local=LOCAL))
         written = write_certificates(ledger, certificates_folder(path), KEY)
     assert len(written) == (2 if num_later else 1)
@@ -180,7 +183,7 @@ def test_a_certificate_with_other_settings_than_those_used_is_found(
             ledger.append(round_of(index, CLIENTS))
         request = UnlearnRequest(ledger, frozenset({"a"}))
         removed = FastFedUL(skew=Scalar(0.1))(request)
-        said = describe(FastFedUL(), FastFedUL()(request))
+        said = describe(FastFedUL(), preview(ledger, ["a"]))
         ledger.commit_forgetting(["a"], removed.delta.flat, said)
         [written] = write_certificates(ledger, certificates_folder(path), KEY)
     assert verdicts(found(path, written.stem))["recomputed"] == "fails"
@@ -356,7 +359,7 @@ def test_a_ledger_that_says_otherwise_is_found(path: Path, tmp_path: Path) -> No
         result = audit(certificate, ledger, KEY.public)
         assert verdicts(result) == {"signature": "holds", "log": "fails"}
         for client in CLIENTS:
-            forget(ledger, [client])
+            forget(ledger, [client], erase=False)
         result = audit(certificate, ledger, KEY.public)
         assert verdicts(result) == {"signature": "holds", "log": "fails"}
     with LedgerReader(path) as ledger:
@@ -402,7 +405,9 @@ def test_nobody_gets_a_certificate_for_what_a_budget_dropped(tmp_path: Path) -> 
             ledger.append(round_of(index, CLIENTS, LARGER))
         assert [event.kind for event in ledger.events()] == ["drop"]
         assert write_certificates(ledger, folder, KEY) == ()
-        forget(ledger, ["a"], FastFedUL(skew=Scalar(0.1), minimum_coverage=0))
+        forget(
+            ledger, ["a"], FastFedUL(skew=Scalar(0.1), minimum_coverage=0), erase=False
+        )
         [written] = write_certificates(ledger, folder, KEY)
     result = found(path, written.stem)
     assert result.ok
@@ -416,7 +421,7 @@ def test_updates_dropped_afterwards_do_not_make_a_certificate_fail(
     with DiskLedger.create(path, Model(LARGER), budget=10_000_000) as ledger:
         for index in range(6):
             ledger.append(round_of(index, CLIENTS, LARGER))
-        forget(ledger, ["a"], FastFedUL(skew=Scalar(0.1)))
+        forget(ledger, ["a"], FastFedUL(skew=Scalar(0.1)), erase=False)
         [written] = write_certificates(ledger, certificates_folder(path), KEY)
         ledger.set_budget(700_000)
         for index in range(6, 10):
@@ -432,7 +437,7 @@ def test_a_ledger_of_sums_vouches_for_all_but_the_computation(tmp_path: Path) ->
     with DiskLedger.create(path, Model(START), history="sums") as ledger:
         for index in range(4):
             ledger.append(round_of(index, CLIENTS))
-        forget(ledger, ["a"])
+        forget(ledger, ["a"], erase=False)
         [written] = write_certificates(ledger, certificates_folder(path), KEY)
     result = found(path, written.stem)
     assert result.ok

@@ -47,7 +47,9 @@ TOLD = {"lr": 0.1, "momentum": 0.5, "batch-size": 16, "local-epochs": 2}
 """How the server tells clients to train, in one of the scenarios."""
 CLAIMED = {"lr": 99.0, "momentum": 0.0, "batch-size": 1, "local-epochs": 99}
 """How clients say that they trained, in all of them; nobody should believe it."""
-PROJECT = RunConfig(train_size=150, clients=5, rounds=2, epochs=1, seed=5, workers=1)
+PROJECT = RunConfig.from_options(
+    train_size=150, clients=5, rounds=2, epochs=1, seed=5, workers=1
+)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -298,7 +300,7 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
             *(grid, folder, "project"),
             num_rounds=2,
             start=whole,
-            local=PROJECT.local.sgd,
+            local=PROJECT.local.training.sgd,
         ),
         "forget": forgetting(grid, folder),
     }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.integrations.conftest import Simulations
 
 # Draws, dropouts, a scaled attack, dropped updates and a forgetting on the way.
-SETTINGS = RunConfig(
+SETTINGS = RunConfig.from_options(
     train_size=240,
     clients=5,
     per_round=4,
@@ -49,7 +49,7 @@ SETTINGS = RunConfig(
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train(folder, replace(SETTINGS, workers=1))
+    train(replace(SETTINGS, workers=1), folder)
     return folder
 
 
@@ -113,7 +113,7 @@ def test_a_run_begun_without_flower_ends_with_the_same_bytes_on_it(
             raise StopError
 
     with pytest.raises(StopError):
-        train(tmp_path / "run", replace(SETTINGS, workers=1), stop)
+        train(replace(SETTINGS, workers=1), tmp_path / "run", stop)
     seen: list[int] = []
     resume(
         tmp_path / "run",
@@ -139,7 +139,7 @@ def test_an_engine_that_is_killed_is_one_line_and_nothing_stays(
 
 def test_an_unknown_engine_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="unknown engine 'steam'"):
-        train(tmp_path / "run", SETTINGS, engine="steam")
+        train(SETTINGS, tmp_path / "run", engine="steam")
     assert not (tmp_path / "run").exists()
 
 
@@ -148,5 +148,5 @@ def test_without_flower_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingFlowerError, match=r"fastfedul\[flower\]"):
-        train(tmp_path / "run", SETTINGS, engine="flower-simulation")
+        train(SETTINGS, tmp_path / "run", engine="flower-simulation")
     assert not (tmp_path / "run").exists()

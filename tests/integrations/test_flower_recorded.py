@@ -104,7 +104,7 @@ def test_the_ledger_is_that_of_the_same_training_without_flower(
 def test_a_project_recorded_through_flower_has_the_digest_of_its_own_engine(
     scenarios: Scenarios, tmp_path: Path
 ) -> None:
-    summary = train(tmp_path / "run", import_module("flower_app").PROJECT)
+    summary = train(import_module("flower_app").PROJECT, tmp_path / "run")
     with opened(scenarios.ledger("project")) as ledger:
         assert ledger.chain.hex() == summary.chain
 

@@ -123,9 +123,7 @@ def plain_sgd(
 def test_training_equals_a_plain_loop_with_torch_optim(
     name: str, local: LocalTraining
 ) -> None:
-    trainer = TorchTrainer(
-        image_shape=SHAPES[name], num_classes=10, model=name, local=local
-    )
+    trainer = TorchTrainer(shape=SHAPES[name], num_classes=10, model=name, local=local)
     inputs, labels = examples(SHAPES[name], 50)
     start = trainer.initial(4)
     found = trainer.train(start, inputs, labels, stream(8, "order"))
@@ -139,7 +137,7 @@ def test_training_equals_a_plain_loop_with_torch_optim(
 
 def digits_trainer(**local: float) -> TorchTrainer:
     return TorchTrainer(
-        image_shape=(8, 8, 1),
+        shape=(8, 8, 1),
         num_classes=10,
         local=LocalTraining(**local),  # type: ignore[arg-type]
     )
@@ -210,7 +208,7 @@ def test_channels_are_rectified_and_averaged_over_the_image() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_built_in_networks_have_the_size_they_are_said_to_have(name: str) -> None:
-    trainer = TorchTrainer(image_shape=SHAPES[name], num_classes=10)
+    trainer = TorchTrainer(shape=SHAPES[name], num_classes=10)
     model = trainer.initial(0)
     assert model.params.layout.size == SIZES[name]
     inputs, _ = examples(SHAPES[name], 3)
@@ -220,12 +218,12 @@ def test_built_in_networks_have_the_size_they_are_said_to_have(name: str) -> Non
 
 
 def test_the_initial_model_depends_on_the_seed_alone() -> None:
-    trainer = TorchTrainer(image_shape=(8, 8, 1), num_classes=10)
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=10)
     torch.manual_seed(1)
     first = trainer.initial(5).params.flat
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    again = TorchTrainer(image_shape=(8, 8, 1), num_classes=10).initial(5).params.flat
+    again = TorchTrainer(shape=(8, 8, 1), num_classes=10).initial(5).params.flat
     assert first.tobytes() == again.tobytes()
     assert first.tobytes() != trainer.initial(6).params.flat.tobytes()
     assert torch.equal(state, torch.get_rng_state())
@@ -233,7 +231,7 @@ def test_the_initial_model_depends_on_the_seed_alone() -> None:
 
 def test_training_depends_on_nothing_but_its_arguments() -> None:
     local = LocalTraining(momentum=0.9)
-    trainer = TorchTrainer(image_shape=(8, 8, 1), num_classes=10, local=local)
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=10, local=local)
     inputs, labels = examples((8, 8, 1), 70)
     start = trainer.initial(0)
     kept = start.params.flat.copy()
@@ -250,7 +248,7 @@ def test_training_depends_on_nothing_but_its_arguments() -> None:
 def test_it_learns_digits() -> None:
     digits = load("digits")
     local = LocalTraining(epochs=6, momentum=0.9)
-    trainer = TorchTrainer(image_shape=(8, 8, 1), num_classes=10, local=local)
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=10, local=local)
     model = trainer.train(
         trainer.initial(0),
         to_model_input(digits.train_images),
@@ -271,7 +269,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_users_own_network_keeps_its_buffers_apart(own_models: str) -> None:
     model = f"{own_models}:build"
-    trainer = TorchTrainer(image_shape=(8, 8, 1), num_classes=10, model=model)
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=10, model=model)
     inputs, labels = examples((8, 8, 1), 40)
     start = trainer.initial(0)
     assert set(start.buffers) == {
@@ -292,7 +290,7 @@ def test_a_users_own_network_keeps_its_buffers_apart(own_models: str) -> None:
 def test_frozen_and_unused_parameters_stay_as_they_are(own_models: str) -> None:
     local = LocalTraining(momentum=0.9)
     trainer = TorchTrainer(
-        image_shape=(8, 8, 1),
+        shape=(8, 8, 1),
         num_classes=10,
         model=f"{own_models}:Viewing",
         local=local,
@@ -324,14 +322,14 @@ def test_a_model_that_is_of_no_use_is_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         TorchTrainer(
-            image_shape=(8, 8, 1), num_classes=10, model=model.format(own=own_models)
+            shape=(8, 8, 1), num_classes=10, model=model.format(own=own_models)
         ).initial(0)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_of_another_kind_is_refused() -> None:
-    digits = TorchTrainer(image_shape=(8, 8, 1), num_classes=10)
-    mnist = TorchTrainer(image_shape=(28, 28, 1), num_classes=10)
+    digits = TorchTrainer(shape=(8, 8, 1), num_classes=10)
+    mnist = TorchTrainer(shape=(28, 28, 1), num_classes=10)
     inputs, _ = examples((8, 8, 1), 3)
     with pytest.raises(InvalidInputError, match="another kind"):
         digits.predict(mnist.initial(0), inputs)
@@ -340,7 +338,7 @@ def test_a_model_of_another_kind_is_refused() -> None:
 def test_describing_a_trainer_imports_no_torch() -> None:
     code = (
         "import sys; from fastfedul.integrations.torch import TorchTrainer;"
-        "TorchTrainer(image_shape=(8, 8, 1), num_classes=10);"
+        "TorchTrainer(shape=(8, 8, 1), num_classes=10);"
         "print('torch' in sys.modules)"
     )
     found = subprocess.run(
@@ -356,7 +354,7 @@ def test_without_torch_the_error_names_the_extra(
         "fastfedul.integrations.torch.trainer.find_spec", lambda name: None
     )
     with pytest.raises(ImportError, match=r"fastfedul\[torch\]") as caught:
-        TorchTrainer(image_shape=(8, 8, 1), num_classes=10)
+        TorchTrainer(shape=(8, 8, 1), num_classes=10)
     assert isinstance(caught.value, MissingTorchError)
 
 
@@ -365,7 +363,7 @@ def test_more_epochs_go_further() -> None:
     distances = []
     for epochs in (1, 2, 4):
         trainer = TorchTrainer(
-            image_shape=(8, 8, 1), num_classes=10, local=LocalTraining(epochs=epochs)
+            shape=(8, 8, 1), num_classes=10, local=LocalTraining(epochs=epochs)
         )
         start = trainer.initial(0)
         after = trainer.train(start, inputs, labels, stream(1, "order"))

@@ -251,7 +251,7 @@ def assert_erasure_leaves_nothing(
     if at_once:
         forget(ledger, [TARGET], erase=True)
     else:
-        forget(ledger, [TARGET])
+        forget(ledger, [TARGET], erase=False)
         erase(ledger, [TARGET])
     after_erasure = contents(path)
     recorded(ledger, [without(round_, {TARGET}) for round_ in later])
@@ -351,14 +351,15 @@ def test_an_update_that_two_clients_share_outlives_the_erasure_of_one(
 def test_the_log_says_what_was_done(make: Maker) -> None:
     ledger = make()
     recorded(ledger, history(4))
-    forget(ledger, ["emil", "anna"], FastFedUL(skew=Scalar(0.25)))
+    forget(ledger, ["emil", "anna"], FastFedUL(skew=Scalar(0.25)), erase=False)
     erase(ledger, ["anna", "emil"])
     forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.5)), erase=True)
     events = ledger.events()
     assert [event.kind for event in events] == ["forget", "erase", "forget and erase"]
     assert events[0].clients == events[1].clients == ("anna", "emil")
     assert events[2].clients == (TARGET,)
-    assert events[0].details["damping"] == 0.25
+    settings: Any = events[0].details["settings"]
+    assert settings["damping"] == 0.25
     assert events[2].details["method"] == "fast-fedul"
     states = {name: entry.state for name, entry in ledger.clients().items()}
     assert states["anna"] == states["emil"] == states[TARGET] == "erased"
@@ -380,7 +381,7 @@ def test_the_rewritten_history_is_the_one_without_the_client(
     if at_once:
         forget(ledger, [TARGET], FastFedUL(skew=Scalar(damping)), erase=True)
     else:
-        forget(ledger, [TARGET], FastFedUL(skew=Scalar(damping)))
+        forget(ledger, [TARGET], FastFedUL(skew=Scalar(damping)), erase=False)
         erase(ledger, [TARGET])
     gone = frozenset({TARGET})
     close_to(ledger.final.params.flat, before[-1] + difference(rounds, gone, damping))
@@ -457,7 +458,7 @@ def test_a_model_before_a_forgetting_is_still_what_the_server_had(
     ledger = make()
     rounds = history(8)
     had = recorded(ledger, rounds[:5])
-    forget(ledger, [TARGET])
+    forget(ledger, [TARGET], erase=False)
     cleaned = ledger.final.params.flat.copy()
     later = [without(r, {TARGET}) for r in rounds[5:]]
     had[5:] = recorded(ledger, later)
@@ -482,8 +483,8 @@ def test_a_model_between_two_forgettings_at_one_time_is_what_the_server_had(
     ledger = make()
     rounds = history(8)
     recorded(ledger, rounds[:5])
-    forget(ledger, [TARGET])
-    forget(ledger, ["emil"])
+    forget(ledger, [TARGET], erase=False)
+    forget(ledger, ["emil"], erase=False)
     cleaned = ledger.final.params.flat.copy()
     ledger.append(without(rounds[5], {TARGET, "emil"}))
     np.testing.assert_allclose(params_at(ledger, 5).flat, cleaned, rtol=1e-5)
@@ -493,7 +494,7 @@ def test_a_late_erasure_changes_no_model_since_the_forgetting(make: Maker) -> No
     ledger = make()
     rounds = history(9)
     recorded(ledger, rounds[:5])
-    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.3)))
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.3)), erase=False)
     recorded(ledger, [without(r, {TARGET}) for r in rounds[5:]])
     before = [params.flat.copy() for params in models(ledger)]
     final = ledger.final.params.flat.tobytes()
@@ -515,7 +516,7 @@ def test_forgetting_and_erasing_later_equals_doing_both_at_once(make: Maker) -> 
     for ledger in (one, other):
         recorded(ledger, rounds)
     forget(one, [TARGET, "dora"], erase=True)
-    forget(other, [TARGET, "dora"])
+    forget(other, [TARGET, "dora"], erase=False)
     forgotten = other.final.params.flat.tobytes()
     erase(other, [TARGET, "dora"])
     assert other.final.params.flat.tobytes() == forgotten
@@ -535,9 +536,9 @@ def test_clients_forgotten_at_different_times_are_erased_one_by_one(
     ledger = make()
     rounds = history(8)
     recorded(ledger, rounds[:4])
-    forget(ledger, [TARGET])
+    forget(ledger, [TARGET], erase=False)
     recorded(ledger, [without(r, {TARGET}) for r in rounds[4:6]])
-    forget(ledger, ["emil"])
+    forget(ledger, ["emil"], erase=False)
     recorded(ledger, [without(r, {TARGET, "emil"}) for r in rounds[6:]])
     final = ledger.final.params.flat.tobytes()
     with pytest.raises(InvalidInputError, match="forgotten together"):
@@ -617,7 +618,7 @@ def test_any_sequence_of_requests_equals_one_for_all_of_them(
     for group, erase_it in zip(groups, erased, strict=True):
         if group:
             forget(apart, group, method, erase=erase_it)
-    forget(together, [name for group in groups for name in group], method)
+    forget(together, [name for group in groups for name in group], method, erase=False)
     close_to(apart.final.params.flat, together.final.params.flat, scale=20)
     assert_adds_up(apart)
 
@@ -774,7 +775,7 @@ def test_a_forgotten_client_keeps_its_difference_until_it_is_erased(
     ledger = make(history=kind)
     rounds = history(5)
     recorded(ledger, rounds)
-    forget(ledger, [TARGET])
+    forget(ledger, [TARGET], erase=False)
     assert_differences_are(ledger, rounds)
     later = [without(r, {TARGET}) for r in history(8)[5:]]
     recorded(ledger, later)
@@ -879,7 +880,7 @@ def test_erasing_from_a_replayed_aggregation_gives_the_history_without_the_clien
     recorded(never, [without(r, {TARGET, "emil"}) for r in rounds])
     method = FastFedUL(skew=NoSkew())
     forget(ledger, [TARGET], method, erase=True)
-    forget(ledger, ["emil"], method)
+    forget(ledger, ["emil"], method, erase=False)
     close_to(ledger.final.params.flat, never.final.params.flat, scale=5)
     erase(ledger, ["emil"])
     for mine, yours in zip(steps_of(ledger), steps_of(never), strict=True):
@@ -1018,7 +1019,7 @@ def test_memory_and_disk_agree_after_everything(tmp_path: Path) -> None:
     with DiskLedger.create(tmp_path / "ledger", initial()) as disk:
         for ledger in (memory, disk):
             recorded(ledger, rounds[:4])
-            forget(ledger, [TARGET], method)
+            forget(ledger, [TARGET], method, erase=False)
             recorded(ledger, [without(r, {TARGET}) for r in rounds[4:]])
             forget(ledger, ["emil"], method, erase=True)
             erase(ledger, [TARGET])

@@ -80,7 +80,7 @@ def test_requests_are_numbered_and_come_back_as_they_were_filed(path: Path) -> N
 
 def test_what_makes_no_sense_is_refused_and_changes_nothing(path: Path) -> None:
     with DiskLedger(path) as ledger:
-        forget(ledger, [CLIENTS[0]])
+        forget(ledger, [CLIENTS[0]], erase=False)
         forget(ledger, [CLIENTS[1]], erase=True)
     add_request(path, CLIENTS[2])
     with pytest.raises(InvalidInputError, match="waiting already"):
@@ -123,7 +123,7 @@ def test_a_forgetting_applies_what_waits_for_its_clients_and_nothing_else(
     for client in CLIENTS[:3]:
         add_request(path, client, f"about {client}")
     with DiskLedger(path) as ledger:
-        forget(ledger, CLIENTS[1:3])
+        forget(ledger, CLIENTS[1:3], erase=False)
         erase(ledger, CLIENTS[1:3])
         first, *rest = ledger.requests()
         assert first.state == "waiting"
@@ -157,7 +157,7 @@ def test_a_forgetting_for_a_request_that_was_cancelled_does_not_happen(
 def test_a_request_row_that_contradicts_the_log_is_found(path: Path) -> None:
     add_request(path, CLIENTS[0])
     with DiskLedger(path) as ledger:
-        forget(ledger, [CLIENTS[0]])
+        forget(ledger, [CLIENTS[0]], erase=False)
         with ledger.index.writing():
             row = ledger.index.one("requests", id=1)
             ledger.index.replace("requests", (*row[:-1], 2))

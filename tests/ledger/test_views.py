@@ -19,7 +19,7 @@ from fastfedul import (
     UnlearnRequest,
 )
 from fastfedul.ledger.views import CountedLedger, KeptView
-from fastfedul.methods.registry import SERVER_ONLY, find_method
+from fastfedul.methods.registry import SHOWN_BY_DEFAULT, find_method
 from fastfedul.records import VectorRef
 
 LAYOUT = Params.of({"w": np.zeros(6, np.float32)}).layout
@@ -66,9 +66,9 @@ def test_what_happened_in_training_cannot_be_changed_by_a_view() -> None:
 def test_every_method_that_needs_only_the_history_answers() -> None:
     ledger = recorded(None)
     request = UnlearnRequest(ledger, frozenset({"g"}))
-    found = {name: find_method(name)(request) for name in SERVER_ONLY}
+    found = {name: find_method(name)(request) for name in SHOWN_BY_DEFAULT}
     models = {result.params.flat.tobytes() for result in found.values()}
-    assert len(models) == len(SERVER_ONLY)
+    assert len(models) == len(SHOWN_BY_DEFAULT)
     plain = FastFedUL(skew=NoSkew())(request)
     assert np.array_equal(found["fast-fedul-2"].params.flat, plain.params.flat)
     with pytest.raises(InvalidInputError, match="fast-fedul-3"):

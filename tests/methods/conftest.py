@@ -67,7 +67,7 @@ class SmallRun:
 
 @pytest.fixture(scope="session")
 def small_run() -> SmallRun:
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=6,
         rounds=8,
         epochs=2,

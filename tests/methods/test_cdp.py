@@ -70,7 +70,7 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def request_with(model: str) -> UnlearnRequest:
     """Return a request to a federation of four that has done nothing yet."""
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=4, rounds=1, epochs=1, train_size=240, model=model, workers=1
     )
     prepared = prepare(config)

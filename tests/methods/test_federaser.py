@@ -29,8 +29,8 @@ from fastfedul.methods.federaser import (
     calibrated_by_layer,
 )
 from fastfedul.methods.protocol import (
+    Method,
     Needs,
-    Unlearner,
     UnlearnRequest,
     UnlearnResult,
     measured,
@@ -128,7 +128,7 @@ def request_of(
     data = {name: ClientData(name, image, np.zeros(1, np.int64)) for name in names}
     federation = Federation(
         clients=Clients(workers, data),
-        trainer=TorchTrainer(image_shape=(8, 8, 1), num_classes=10),
+        trainer=TorchTrainer(shape=(8, 8, 1), num_classes=10),
         schedule=Schedule(seed=0),
         local=LocalTraining(epochs=4),
         scales=scales or {},
@@ -378,7 +378,7 @@ def test_clients_are_called_only_in_later_rounds_that_count(
 
 
 def test_settings_matter(small_run: SmallRun) -> None:
-    methods: list[Unlearner] = [
+    methods: list[Method] = [
         FedEraser(),
         FedEraser(interval=4),
         FedEraser(ratio=1.0),
@@ -417,7 +417,7 @@ def normalised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 
 
 def test_batch_statistics_come_from_the_others_training(normalised: str) -> None:
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=4, rounds=5, train_size=300, model=normalised, per_round=3, workers=1
     )
     prepared = prepare(config)
@@ -432,7 +432,7 @@ def test_batch_statistics_come_from_the_others_training(normalised: str) -> None
     assert not np.array_equal(model.buffers[spread], ledger.initial.buffers[spread])
     assert not np.array_equal(model.buffers[spread], ledger.final.buffers[spread])
     # Two trained rounds, of 2 epochs' half each.
-    batches = -(-max(prepared.sizes.values()) // config.batch_size)
+    batches = -(-max(prepared.sizes.values()) // config.local.batch_size)
     assert model.buffers["1.num_batches_tracked"] == 2 * batches
 
 

@@ -425,7 +425,7 @@ def test_buffers_come_from_the_rounds_that_were_asked_in(
     (tmp_path / "fedrecover_network.py").write_text(NORMALISED, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fedrecover_network", raising=False)
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=4,
         rounds=7,
         epochs=1,

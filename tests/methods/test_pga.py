@@ -498,7 +498,7 @@ def test_batch_normalisation_is_carried_through(
     (tmp_path / "normalised_for_pga.py").write_text(NORMALISED, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     # Batches of 128 would leave one of the 129 images alone, without statistics.
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=3,
         rounds=2,
         epochs=1,

@@ -56,8 +56,8 @@ class Run:
 
 
 def trained(**options: object) -> Run:
-    config = RunConfig(
-        **{"clients": 5, "rounds": 3, "epochs": 1, "train_size": 300, "workers": 1}  # type: ignore[arg-type]
+    config = RunConfig.from_options(
+        **{"clients": 5, "rounds": 3, "epochs": 1, "train_size": 300, "workers": 1}
         | options
     )
     prepared = prepare(config)
@@ -122,7 +122,7 @@ def test_draws_and_dropouts_are_those_of_the_run(options: dict[str, object]) -> 
     expected = retrain(run.prepared, run.workers, {target})
     assert_same(result.model(run.ledger.final), expected)
     names = tuple(run.prepared.sizes)
-    schedule = run.prepared.config.schedule
+    schedule = run.prepared.config.round_schedule
     assert result.client_calls == sum(
         len(participants(names, schedule, index, {target})) for index in range(4)
     )

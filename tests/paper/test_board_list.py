@@ -76,8 +76,8 @@ def test_options_of_every_run_are_valid() -> None:
     for run in runs.all_runs():
         config = runs.config_of(run, "table.npz")
         assert config.workers == 1
-        assert config.clients == run.clients
-        assert len(config.poisoning.attackers) == (
+        assert config.data.clients == run.clients
+        assert len(config.attack.of_clients(config.data.names or ()).attackers) == (
             0 if run.attack == runs.HONEST else run.leavers
         )
 
@@ -97,9 +97,7 @@ def test_rivals_are_only_on_marked_runs() -> None:
 
 @pytest.mark.parametrize("network", ["batch norm", "transformer", "embedding"])
 def test_own_networks_can_be_trained(network: str) -> None:
-    trainer = TorchTrainer(
-        image_shape=(8, 8, 1), num_classes=5, model=runs.NETWORKS[network]
-    )
+    trainer = TorchTrainer(shape=(8, 8, 1), num_classes=5, model=runs.NETWORKS[network])
     model = trainer.initial(0)
     rng = np.random.default_rng(0)
     inputs = rng.uniform(-1, 1, (40, 1, 8, 8)).astype(np.float32)
@@ -115,7 +113,7 @@ def test_table_is_read_as_images(tmp_path: Path) -> None:
     path = tmp_path / "diamonds.npz"
     write_arrays(path, arrays, compress=False)
     data = load(path)
-    assert data.image_shape == (3, 5, 1)
+    assert data.shape == (3, 5, 1)
     assert data.num_classes == 5
     assert (len(data.train_labels), len(data.test_labels)) == (NUM_TRAIN, NUM_TEST)
     shares = np.bincount(data.train_labels) / NUM_TRAIN

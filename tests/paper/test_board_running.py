@@ -127,8 +127,8 @@ def test_rows_of_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         seed=100,
         rivals=False,
     )
-    config = replace(
-        config_of(run, ""), rounds=2, epochs=1, train_size=300, server_images=0
+    config = config_of(run, "").with_options(
+        rounds=2, epochs=1, train_size=300, server_images=0
     )
     monkeypatch.setattr(rows, "config_of", lambda run, diamonds: config)
     cells = (rows.BEFORE, rows.SCALAR, rows.SCALAR_BEST, rows.KRONECKER_64)

@@ -12,7 +12,7 @@ import pytest
 
 from fastfedul.errors import FastFedULError
 from fastfedul.runs.config import RunConfig
-from paper.cells import Cell, CellStore
+from paper.cells import Cell, CellStore, run_facts
 
 APPEND = """
 import sys
@@ -165,3 +165,30 @@ def test_a_result_depends_on_what_it_says_and_not_on_the_number_of_workers() -> 
         Cell(RunConfig(), "kd", {"lr": 0.1}, leavers=2).key,
     }
     assert len(others - {cell.key}) == 5
+
+
+def test_the_facts_of_a_run_keep_the_names_of_the_stored_results() -> None:
+    facts = run_facts(RunConfig())
+    assert facts["store"] == "float32"
+    assert (facts["clients"], facts["partition"]) == (10, "iid")
+    assert not {"dtype", "trainer", "method", "erase", "workers"} & set(facts)
+    set_later = RunConfig.from_options(skew="scalar", trainer="own:make", erase=False)
+    assert run_facts(set_later) == {
+        **facts,
+        "skew": "scalar",
+        "trainer": "own:make",
+        "erase": False,
+    }
+
+
+def test_every_stored_run_has_the_facts_it_was_stored_with() -> None:
+    num_runs = 0
+    for path in (Path(__file__).parents[2] / "results").glob("*.jsonl"):
+        for line in path.read_text("utf-8").splitlines():
+            stored = json.loads(line).get("run")
+            if isinstance(stored, dict):
+                options = {**stored, "dtype": stored["store"]}
+                del options["store"]
+                assert run_facts(RunConfig.from_options(options)) == stored
+                num_runs += 1
+    assert num_runs > 1000

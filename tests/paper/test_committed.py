@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import pytest
 
-from fastfedul.methods.registry import METHODS, find_method
-from paper.cells import BEFORE, RETRAINED, CellStore, Kind
+from fastfedul.methods.registry import BUILT_IN, find_method
+from paper.cells import BEFORE, RETRAINED, Kind
 from paper.experiments import EXPERIMENTS, lines_of
-from paper.writing import write
+from paper.pages import SEEDS, write_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES, RESULTS = ROOT / "docs" / "results", ROOT / "results"
-COMMITTED = [name for name in EXPERIMENTS if (PAGES / f"{name}.md").is_file()]
+RETINA = "retinal subset (paper: OCTMNIST)"
 DATA = ("digits", "mnist", "cifar10", "oct-retina-subset")
 LAST_COMMIT_OF_RETIRED = "f3df8bfe0a1b8c041e740a116bc84bc82e453a8c"
 
@@ -28,25 +28,35 @@ def records(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_there_are_results() -> None:
-    assert {"edge-case", "pixel", "cost"} <= set(COMMITTED)
-
-
-@pytest.mark.parametrize("name", COMMITTED)
-def test_a_page_is_what_its_cells_give(
-    name: str, tmp_path: Path, data_file: Callable[[str], Path]
-) -> None:
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, data_file: Callable[[str], Path]
+) -> Path:
     # Which data set stands for OCTMNIST depends on what is there.
     data_file("oct_retina_subset.npz")
-    page = (PAGES / f"{name}.md").read_text("utf-8")
-    [num_seeds] = re.findall(
-        rf"python -m paper {name} --scale standard --seeds (\d+)", page
-    )
-    lines = lines_of(name, "standard", int(num_seeds))
-    write(name, "standard", lines, CellStore(RESULTS), tmp_path)
-    for suffix in ("md", "csv", "json"):
-        given = (tmp_path / f"{name}.{suffix}").read_text("utf-8")
+    folder = tmp_path_factory.mktemp("pages")
+    for _ in write_pages(RESULTS, folder):
+        pass
+    return folder
+
+
+def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
+    assert {"edge-case", "pixel", "cost"} <= set(SEEDS)
+    written_by_hand = {"README.md", "board-protocol.md"}
+    committed = {path.name for path in PAGES.iterdir()} - written_by_hand
+    assert {path.name for path in made.iterdir()} == committed
+
+
+@pytest.mark.parametrize("name", [*SEEDS, "board"])
+def test_a_page_is_what_its_cells_give(name: str, made: Path) -> None:
+    for suffix in ("md", "csv") if name in SEEDS else ("md",):
+        given = (made / f"{name}.{suffix}").read_text("utf-8")
         assert (PAGES / f"{name}.{suffix}").read_text("utf-8") == given, suffix
+
+
+def test_figures_are_drawn_as_committed(made: Path) -> None:
+    for path in sorted(PAGES.glob("*.svg")):
+        assert (made / path.name).read_text("utf-8") == path.read_text("utf-8"), path
 
 
 def test_every_committed_cell_belongs_to_a_page(
@@ -88,22 +98,22 @@ def test_results_of_removed_methods_are_kept_apart_with_their_commit() -> None:
     for record in records("retired"):
         assert record["commit"] == LAST_COMMIT_OF_RETIRED
         assert (
-            record["method"] not in METHODS
+            record["method"] not in BUILT_IN
             or record["kind"] not in get_args(Kind)
             or record["settings"].get("skew") == "direction"
         )
 
 
 def test_the_table_in_short_says_what_the_main_tables_say() -> None:
-    measured = {
-        (line["label"], line["data"], name): (
-            f"{100 * line['main']['value']:.2f} / {100 * line['backdoor']['value']:.2f}"
-        )
-        for name in ("edge-case", "pixel")
-        for line in json.loads((PAGES / f"{name}.json").read_text("utf-8"))["lines"]
-        if line["main"] and line["backdoor"]
-    }
-    columns = list(product(("mnist", "cifar10", "oct"), ("edge-case", "pixel")))
+    measured = {}
+    for name in ("edge-case", "pixel"):
+        with (PAGES / f"{name}.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                if line["main"] and line["backdoor"]:
+                    shares = (float(line["main"]), float(line["backdoor"]))
+                    shown = " / ".join(f"{100 * share:.2f}" for share in shares)
+                    measured[line["label"], line["data"], name] = shown
+    columns = list(product(("mnist", "cifar10", RETINA), ("edge-case", "pixel")))
     text = (PAGES / "README.md").read_text("utf-8").split("## In short")[1]
     table = text.split("\n\n")[2].splitlines()[2:]
     assert len(table) >= 10

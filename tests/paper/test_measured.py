@@ -369,7 +369,7 @@ def test_batch_normalisation_is_carried_through(
 ) -> None:
     (tmp_path / "normalised_for_measured.py").write_text(NORMALISED, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=3,
         rounds=3,
         train_size=365,

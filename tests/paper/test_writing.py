@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -30,33 +28,14 @@ def test_the_page_its_data_and_its_plots_are_written(
     assert names == [
         "ablation.md",
         "ablation.csv",
-        "ablation.json",
         "ablation-edge-case-digits.svg",
         "ablation-pixel-digits.svg",
     ]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     linked = re.findall(r"!\[.*\]\((.*)\)", files[0].read_text("utf-8"))
-    assert linked == names[3:]
+    assert linked == names[2:]
     with files[1].open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(lines)
-
-
-def test_json_has_the_facts_and_every_line(fill: Fill, tmp_path: Path) -> None:
-    lines = lines_of("damping", "smoke", 2)
-    write("damping", "smoke", lines, fill(lines), tmp_path)
-    found = json.loads((tmp_path / "damping.json").read_text("utf-8"))
-    facts = {name: found[name] for name in ("name", "scale", "seeds", "software")}
-    assert facts == {
-        "name": "damping",
-        "scale": "smoke",
-        "seeds": 2,
-        "software": version("fastfedul"),
-    }
-    assert len(found["lines"]) == len(lines)
-    first = found["lines"][0]
-    assert (first["data_name"], first["label"]) == ("digits", "0.01")
-    assert len(first["main_iterations"]) == 12
-    assert first["main"]["num_values"] == 2
 
 
 def test_writing_again_gives_the_same_bytes(fill: Fill, tmp_path: Path) -> None:
@@ -74,7 +53,7 @@ def test_nothing_computed_yet_is_a_page_that_says_so(
 ) -> None:
     lines = lines_of("cost", "smoke", 1)
     files = write("cost", "smoke", lines, store, tmp_path)
-    assert len(files) == 3
+    assert len(files) == 2
     assert files[0].read_text("utf-8").count("not run yet") == len(lines)
 
 
@@ -85,7 +64,7 @@ def test_without_matplotlib_the_rest_is_written(
     store = fill(lines)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     files = write("pixel", "smoke", lines, store, tmp_path)
-    assert [path.suffix for path in files] == [".md", ".csv", ".json"]
+    assert [path.suffix for path in files] == [".md", ".csv"]
     assert "pip install 'fastfedul[report]'" in files[0].read_text("utf-8")
 
 

@@ -13,10 +13,16 @@ import numpy as np
 import pytest
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.report.charts import draw_angles, draw_bars, draw_rounds
+from fastfedul.report.charts import (
+    MAX_CLIENTS,
+    MAX_LAYERS,
+    draw_angles,
+    draw_bars,
+    draw_contributions,
+    draw_held_back,
+    draw_rounds,
+)
 from fastfedul.report.content import Contributions, Report, RoundPoint, Row
-from fastfedul.report.heat_map import MAX_CLIENTS, draw_contributions
-from fastfedul.report.held_back_chart import MAX_LAYERS, draw_held_back
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 

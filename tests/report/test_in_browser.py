@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfedul.report.as_html import render_html, write_html
 from fastfedul.report.content import Contributions, Report
+from fastfedul.report.page import render_html, write_html
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 
@@ -50,6 +50,7 @@ addEventListener("load", () => {
       })),
       images: all("img").map(img => [img.naturalWidth, ...box(img)]),
       cells: all(".plain td").map(box),
+      numbers: all(".numbers td").map(box),
       scripts: all("script").length,
       requests: frame.contentWindow.performance.getEntriesByType("resource")
         .map(entry => entry.name).filter(name => !name.startsWith("data:")),
@@ -147,7 +148,8 @@ def test_the_page_fits_every_width(
         assert len(page["images"]) == 8
     phone = pages[WIDTHS.index(390)]
     assert len(phone["cells"]) == 12
-    assert all(cell[2] <= 390 for cell in phone["cells"])
+    assert len(phone["numbers"]) == 24
+    assert all(cell[2] <= 390 for cell in phone["cells"] + phone["numbers"])
 
 
 def test_hostile_names_neither_run_nor_break_the_layout(

@@ -24,10 +24,10 @@ METHODS = ("fedaccum", "kd", "fast-fedul-paper")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=3, rounds=4, epochs=1, train_size=200, attack="pixel", workers=1
     )
-    train(folder, config)
+    train(config, folder)
     return folder
 
 

@@ -31,7 +31,7 @@ from fastfedul.runs.training import RunConfig, train
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run with a backdoor."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    config = RunConfig(
+    config = RunConfig.from_options(
         clients=5,
         rounds=8,
         epochs=4,
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         seed=7,
         workers=1,
     )
-    train(folder, config)
+    train(config, folder)
     return folder
 
 
@@ -171,8 +171,8 @@ def test_a_request_is_not_kept_waiting_and_a_change_is_noticed(
 
 
 def test_a_client_that_is_forgotten_already_cannot_be_compared(tmp_path: Path) -> None:
-    config = RunConfig(clients=3, rounds=2, epochs=1, workers=1)
-    train(tmp_path / "run", config)
+    config = RunConfig.from_options(clients=3, rounds=2, epochs=1, workers=1)
+    train(config, tmp_path / "run")
     with pytest.raises(InvalidInputError, match="nobody attacks"):
         compare(tmp_path / "run")
     assert compare(tmp_path / "run", ["client-1"], methods=[]).rows[0].backdoor is None
@@ -292,7 +292,10 @@ def test_a_report_after_forgetting_shows_the_model_as_it_is(
 
 
 def test_a_run_that_nobody_left_has_a_report(tmp_path: Path) -> None:
-    train(tmp_path / "run", RunConfig(clients=2, rounds=1, epochs=1, workers=1))
+    train(
+        RunConfig.from_options(clients=2, rounds=1, epochs=1, workers=1),
+        tmp_path / "run",
+    )
     fastfedul("report", tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "<h1>A model of digits</h1>" in page

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 import zlib
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fastfedul import DiskLedger, LedgerReader, add_request, forget
+from fastfedul import (
+    DiskLedger,
+    FastFedUL,
+    LedgerReader,
+    Scalar,
+    add_request,
+    forget,
+)
+from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.runs.config import read_options
+from fastfedul.runs.preparation import client_names
 from fastfedul.runs.training import (
     RoundMetrics,
     RunConfig,
@@ -38,7 +43,7 @@ from fastfedul.runs.training import (
 
 pytest.importorskip("torch")
 
-SMALL = RunConfig(
+SMALL = RunConfig.from_options(
     train_size=240, clients=4, rounds=5, epochs=1, attack="pixel", seed=11, workers=1
 )
 
@@ -51,8 +56,6 @@ from pathlib import Path
 
 from fastfedul.runs.training import RunConfig, train
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.runs.config import read_options
-
 
 
 def die():
@@ -65,7 +68,7 @@ def show(metrics):
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], RunConfig(**read_options(Path(sys.argv[2]))), show)
+    train(RunConfig.load(Path(sys.argv[2])), sys.argv[1], show)
 """
 
 
@@ -87,7 +90,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train(folder, SMALL)
+    train(SMALL, folder)
     return folder
 
 
@@ -102,7 +105,7 @@ def cut_after(folder: Path, num_rounds: int, config: RunConfig = SMALL) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        train(folder, config, stop)
+        train(config, folder, stop)
 
 
 def test_a_run_is_a_folder_with_everything(whole: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_run_is_a_folder_with_everything(whole: Path) -> None:
 
 
 def test_two_workers_give_the_same_bytes_as_one(whole: Path, tmp_path: Path) -> None:
-    summary = train(tmp_path / "run", replace(SMALL, workers=2))
+    summary = train(SMALL.with_options(workers=2), tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(whole)
     assert isinstance(summary, RunSummary)
     assert summary.attackers == ("client-0",)
@@ -154,7 +157,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> 
     folder = tmp_path / "run"
     script, options = tmp_path / "killed.py", tmp_path / "options.toml"
     script.write_text(KILLED)
-    options.write_text(replace(SMALL, workers=2).to_toml())
+    options.write_text(SMALL.with_options(workers=2).to_toml())
     died = subprocess.run([sys.executable, script, folder, options], timeout=120)
     assert died.returncode == -signal.SIGKILL
     with LedgerReader(folder) as ledger:
@@ -198,26 +201,29 @@ def test_a_finished_run_can_be_resumed_and_train_longer(
     assert resume(folder, {"rounds": 7}).rounds == 7
     assert load_config(folder).rounds == 7
     longer = tmp_path / "longer"
-    train(longer, replace(SMALL, rounds=7))
+    train(SMALL.with_options(rounds=7), longer)
     assert outcome(folder) == outcome(longer)
 
 
-def test_forgetting_between_rounds_leaves_the_client_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("erase", "state"), [(True, "erased"), (False, "forgotten")])
+def test_forgetting_between_rounds_leaves_the_client_out(
+    erase: bool, state: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    config = replace(SMALL, forget=("client-0@3",))
-    train(folder, config)
+    config = SMALL.with_options(forget=("client-0@3",), erase=erase)
+    train(config, folder)
     with LedgerReader(folder) as ledger:
-        assert ledger.clients()["client-0"].state == "forgotten"
+        assert ledger.clients()["client-0"].state == state
         assert ledger.clients()["client-0"].forgotten_at == 3
         takes_part = [
             "client-0" in {u.client for u in ledger.updates_in(index)}
             for index in range(5)
         ]
-        assert takes_part == [True, True, True, False, False]
+        assert takes_part == [not erase] * 3 + [False] * 2
     by_hand = tmp_path / "by hand"
     cut_after(by_hand, 3)
     with DiskLedger(by_hand) as ledger:
-        forget(ledger, ["client-0"])
+        forget(ledger, ["client-0"], erase=erase)
     resume(by_hand)
     assert outcome(by_hand) == outcome(folder)
 
@@ -233,7 +239,7 @@ def test_a_request_during_training_is_as_an_erasure_by_hand(
         if metrics.round == 2:
             add_request(folder, "client-0")
 
-    summary = train(folder, SMALL, ask)
+    summary = train(SMALL, folder, ask)
     [answered] = summary.answered
     assert answered.request.state == "applied"
     assert answered.certificate == folder / "certificates" / "1.json"
@@ -241,10 +247,122 @@ def test_a_request_during_training_is_as_an_erasure_by_hand(
     by_hand = tmp_path / "by hand"
     cut_after(by_hand, 3)
     with DiskLedger(by_hand) as ledger:
-        forget(ledger, ["client-0"], erase=True)
+        forget(ledger, ["client-0"], key=None)
     resume(by_hand)
     assert outcome(by_hand) == outcome(folder)
     assert (by_hand / "certificates" / "event-1.json").exists()
+
+
+def settings_of(folder: Path, name: str) -> dict[str, Any]:
+    certificate = json.loads((folder / "certificates" / name).read_text())
+    settings: dict[str, Any] = certificate["method"]["settings"]
+    return settings
+
+
+def test_the_options_say_how_to_forget_while_it_trains(tmp_path: Path) -> None:
+    """The paper's Algorithm 1 with its damping, for a plan and for a request."""
+    folder = tmp_path / "run"
+
+    def ask(metrics: RoundMetrics) -> None:
+        if metrics.round == 3:
+            add_request(folder, "client-1")
+
+    config = SMALL.with_options(
+        forget=("client-0@2",), skew="scalar", damping=0.07, erase=False
+    )
+    train(config, folder, ask)
+    for name in ("event-1.json", "1.json"):
+        settings = settings_of(folder, name)
+        assert (settings["skew"], settings["damping"]) == ("scalar", 0.07)
+    by_hand = tmp_path / "by hand"
+    cut_after(by_hand, 2)
+    with DiskLedger(by_hand) as opened:
+        forget(opened, ["client-0"], FastFedUL(skew=Scalar(0.07)), erase=False)
+    resume(by_hand)
+    with LedgerReader(folder) as ledger, LedgerReader(by_hand) as other:
+        assert ledger.rounds()[:4] == other.rounds()[:4]
+        states = {name: entry.state for name, entry in ledger.clients().items()}
+    assert states["client-0"] == states["client-1"] == "forgotten"
+
+
+def test_how_to_forget_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    cut_after(folder, 2, SMALL.with_options(damping=0.2))
+    resume(folder, {"skew": "kronecker", "forget": ("client-0@4",)})
+    assert load_config(folder).forgetting.damping is None
+    assert settings_of(folder, "event-1.json")["skew"] == "kronecker"
+
+
+def test_a_budget_for_a_first_round_is_enough_to_begin(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(InvalidInputError, match="choose more than that") as caught:
+        train(SMALL.with_options(budget="500KB"), folder)
+    assert not folder.exists()
+    [least] = re.findall(r"takes ([0-9,]+) bytes", str(caught.value))
+    budget = int(least.replace(",", "")) + 1
+    with pytest.raises(FastFedULError, match="no room for another round"):
+        train(SMALL.with_options(budget=str(budget)), folder)
+    with LedgerReader(folder) as ledger:
+        assert ledger.num_rounds >= 1
+
+
+def test_images_that_clients_own_keep_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = load("digits")
+    owners = np.array(["north", "south", "west"])[np.arange(300) % 3]
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=digits.train_images[:300],
+        y_train=digits.train_labels[:300],
+        x_test=digits.test_images,
+        y_test=digits.test_labels,
+        clients=owners,
+    )
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.from_options(
+        data="own.npz",
+        rounds=2,
+        epochs=1,
+        attack="pixel",
+        attackers="west",
+        forget=("south@1",),
+        server_images=30,
+    )
+    summary = train(config, "run")
+    assert summary.clients == ("north", "south", "west")
+    assert summary.attackers == ("west",)
+    prepared = prepare(load_config(Path("run")))
+    assert sum(prepared.sizes.values()) == 270
+    monkeypatch.chdir(tmp_path.parent)
+    # The path of the data holds in any working folder.
+    assert client_names(load_config(tmp_path / "run")) == summary.clients
+    with LedgerReader(tmp_path / "run") as ledger:
+        assert {u.client for u in ledger.updates_in(1)} == {"north", "west"}
+
+
+def test_a_name_that_no_ledger_takes_is_refused(tmp_path: Path) -> None:
+    digits = load("digits")
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=digits.train_images,
+        y_train=digits.train_labels,
+        x_test=digits.test_images,
+        y_test=digits.test_labels,
+        clients=np.array(["\ud800", "b"])[np.arange(len(digits.train_labels)) % 2],
+    )
+    with pytest.raises(InvalidInputError, match="is not valid Unicode"):
+        train(RunConfig(data=str(tmp_path / "own.npz")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_folder_finds_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run-1").mkdir()
+    assert train(SMALL.with_options(rounds=1)).path == Path("run-2")
+    assert load_config(Path("run-2")).rounds == 1
 
 
 def test_a_request_during_the_last_round_is_applied_too(tmp_path: Path) -> None:
@@ -254,7 +372,7 @@ def test_a_request_during_the_last_round_is_applied_too(tmp_path: Path) -> None:
         if metrics.round == SMALL.rounds - 1:
             add_request(folder, "client-1")
 
-    assert len(train(folder, SMALL, ask).answered) == 1
+    assert len(train(SMALL, folder, ask).answered) == 1
     with LedgerReader(folder) as ledger:
         model = load_file(folder / "model.safetensors")
         for name, array in ledger.final.params.items():
@@ -263,9 +381,9 @@ def test_a_request_during_the_last_round_is_applied_too(tmp_path: Path) -> None:
 
 
 def test_scripted_forgetting_happens_once_however_often_resumed(tmp_path: Path) -> None:
-    config = replace(SMALL, forget=("client-2@2", "client-0@5"))
+    config = SMALL.with_options(forget=("client-2@2", "client-0@5"))
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    train(whole, config)
+    train(config, whole)
     cut_after(folder, 2, config)
     resume(folder)
     resume(folder)
@@ -279,15 +397,15 @@ def test_scripted_forgetting_happens_once_however_often_resumed(tmp_path: Path) 
 
 
 def test_a_client_never_drawn_is_left_out_all_the_same(tmp_path: Path) -> None:
-    config = replace(SMALL, clients=24, per_round=2, rounds=4, attack="none")
+    config = SMALL.with_options(clients=24, per_round=2, rounds=4, attack="none")
     folder = tmp_path / "run"
-    train(folder, config)
+    train(config, folder)
     with LedgerReader(folder) as ledger:
         first = {u.client for u in ledger.updates_in(0)}
         late = sorted({u.client for u in ledger.updates_in(3)} - first)[0]
         early = {u.client for i in range(3) for u in ledger.updates_in(i)}
     assert late not in early, "the draw of this seed does not fit the test"
-    train(tmp_path / "without", replace(config, forget=(f"{late}@1",)))
+    train(config.with_options(forget=(f"{late}@1",)), tmp_path / "without")
     with LedgerReader(tmp_path / "without") as ledger:
         assert late not in ledger.clients()
 
@@ -311,9 +429,10 @@ def test_retraining_leaves_a_slot_empty_and_everything_else_the_same(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lr": 0.5}, "began with lr 0.05"),
+        ({"lr": 0.5}, "began with --lr 0.05"),
         ({"rounds": 3}, "5 rounds are recorded"),
         ({"forget": ("client-1@2",)}, "round 2 is over"),
+        ({"skew": "magic"}, "no skew"),
         ({"forget": ("client-9@2",)}, "there is no client"),
     ],
 )
@@ -360,7 +479,7 @@ def test_what_a_users_network_raises_is_said_in_one_line(
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidInputError, match=message):
-        train(tmp_path / "run", replace(SMALL, model=f"{name}:build"))
+        train(SMALL.with_options(model=f"{name}:build"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -368,7 +487,7 @@ def test_a_taken_folder_is_refused_and_a_missing_run_too(
     whole: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInputError, match="add --resume"):
-        train(whole, SMALL)
+        train(SMALL, whole)
     with pytest.raises(InvalidInputError, match="there is no run"):
         resume(tmp_path / "nowhere")
 
@@ -380,7 +499,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(FastFedULError):
-        train(tmp_path / "run", replace(SMALL, **options))
+        train(SMALL.with_options(**options), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -388,8 +507,8 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
 def test_keeping_less_is_recorded_and_aggregated(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = replace(SMALL, **options, store="int8", dropout=0.2, weighting="equal")
-    train(tmp_path / "run", config)
+    config = SMALL.with_options(**options, dtype="int8", dropout=0.2, weighting="equal")
+    train(config, tmp_path / "run")
     with LedgerReader(tmp_path / "run") as ledger:
         assert ledger.settings.update_dtype == "int8"
         assert {entry.use for entry in ledger.rounds()} == {"aggregate"}
@@ -399,101 +518,4 @@ def test_keeping_less_is_recorded_and_aggregated(
 
 def test_training_that_runs_away_says_so(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="smaller learning rate"):
-        train(tmp_path / "run", replace(SMALL, lr=1e25))
-
-
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
-@given(
-    data=TEXT,
-    model=TEXT,
-    lr=st.floats(1e-30, 1e30),
-    momentum=st.floats(0, 0.99),
-    train_size=st.none() | st.integers(1, 10**9),
-    seed=st.integers(0, 2**62),
-)
-def test_options_survive_toml(**options: Any) -> None:
-    config = RunConfig(**options, forget=("client-3@7", "client-1@20"))
-    found = tomllib.loads(config.to_toml())
-    assert found["data"] == options["data"]
-    back = {key.replace("-", "_"): value for key, value in found.items()}
-    back["forget"] = tuple(back["forget"])
-    assert RunConfig(**back) == config
-
-
-def test_a_config_file_says_only_what_it_changes(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(
-        'rounds = 3\nlr = 1\nbatch_size = 8\nattackers = 2\nattack = "pixel"'
-    )
-    config = RunConfig(**read_options(path))
-    assert config == RunConfig(
-        rounds=3, lr=1.0, batch_size=8, attackers="2", attack="pixel"
-    )
-    assert isinstance(config.lr, float)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rounds = ", "not valid TOML"),
-        ("roundz = 3", "did you mean rounds"),
-        ("rounds = 2.5", "not a whole number"),
-        ("rounds = true", "not a whole number"),
-        ("lr = 'high'", "not a number"),
-        ("model = 3", "not text"),
-        ("forget = 'client-0@3'", "list of text"),
-    ],
-)
-def test_a_bad_config_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    with pytest.raises(InvalidInputError, match=message) as caught:
-        read_options(path)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(InvalidInputError, match="cannot read"):
-        read_options(tmp_path / "missing.toml")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clients": 0}, "--clients is 0"),
-        ({"rounds": 0}, "--rounds is 0"),
-        ({"train_size": 0}, "--train-size is 0"),
-        ({"seed": -1}, "--seed"),
-        ({"per_round": 11}, "10 clients"),
-        ({"store": "float8"}, "--store"),
-        ({"keep": "some"}, "cannot read the policy"),
-        ({"keep": "optimal"}, "budget"),
-        ({"keep_use": "both"}, "store or aggregate"),
-        ({"partition": "dirichlet"}, "cannot read the split"),
-        ({"attack": "magic"}, "unknown attack"),
-        ({"attackers": "2"}, "needs an attack"),
-        ({"poison_ratio": 0.5}, "--poison-ratio needs an attack"),
-        ({"attack": "pixel", "attackers": ""}, "attackers"),
-        ({"budget": "0"}, "choose more"),
-        ({"budget": "99999999TB"}, "choose less"),
-        ({"forget": ("nobody@2",)}, "there is no client 'nobody'"),
-        ({"clients": 2, "forget": ("client-0@1", "client-1@2")}, "nobody would be"),
-        ({"attack": "pixel", "attackers": "bob"}, "no client 'bob'"),
-        ({"attack": "pixel", "poison_ratio": 2.0}, "poison ratio"),
-        ({"weighting": "loud"}, "size or equal"),
-        ({"dropout": 1.5}, "dropout"),
-        ({"lr": -1.0}, "learning rate"),
-        ({"forget": ("client-0",)}, "CLIENT@ROUND"),
-        ({"forget": ("client-0@0",)}, "before round 1 to 20"),
-        ({"forget": ("client-0@21",)}, "before round 1 to 20"),
-        ({"forget": ("client-0@2", "client-0@3")}, "twice"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message) as caught:
-        RunConfig(**options)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_option_has_a_default() -> None:
-    assert all(hasattr(RunConfig(), field.name) for field in fields(RunConfig))
-    assert RunConfig().names[0] == "client-0"
+        train(SMALL.with_options(lr=1e25), tmp_path / "run")

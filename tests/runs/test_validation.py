@@ -41,8 +41,8 @@ OPTIONS: dict[str, Any] = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run, with the server's own images beside it, labelled and not."""
     folder = tmp_path_factory.mktemp("validating") / "run"
-    config = RunConfig(**OPTIONS)
-    train(folder, config)
+    config = RunConfig.from_options(**OPTIONS)
+    train(config, folder)
     server = prepare(config).server
     np.savez(folder.parent / "own.npz", images=server.images, labels=server.labels)
     np.savez(folder.parent / "bare.npz", images=server.images)
@@ -181,7 +181,7 @@ def test_a_result_that_loses_more_than_allowed_is_not_written(
         ({"images": np.zeros((2, 8), np.uint8)}, "images are (number, height"),
         (
             {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
-            "2 images under images but 3 labels",
+            "2 examples under images but 3 labels",
         ),
         *(
             (
@@ -243,7 +243,10 @@ def test_the_classes_of_a_users_own_network_are_found(
     monkeypatch.syspath_prepend(tmp_path)
     network = f"own_{name}:{name}"
     folder = tmp_path / "run"
-    train(folder, RunConfig(model=network, rounds=1, train_size=300, clients=3))
+    train(
+        RunConfig.from_options(model=network, rounds=1, train_size=300, clients=3),
+        folder,
+    )
     with LedgerReader(folder) as ledger:
         images = open_validation(run.parent / "own.npz", ledger, folder, None)
         assert images.predict(ledger.final, images.inputs).shape == (200, 10)

@@ -21,7 +21,7 @@ from fastfedul.records import Model
 def trainer(config: UserConfig) -> TorchTrainer:
     """Return what trains and applies the model."""
     local = LocalTraining(epochs=float(config["epochs"]), lr=0.1)
-    return TorchTrainer(image_shape=(8, 8, 1), num_classes=10, local=local)
+    return TorchTrainer(shape=(8, 8, 1), num_classes=10, local=local)
 
 
 def read_examples(path: Path) -> Examples:

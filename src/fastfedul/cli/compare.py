@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_values
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastfedul.cli.method_options import DampingNumber, read_settings
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -20,13 +20,13 @@ from fastfedul.cli.output import (
 )
 from fastfedul.errors import InvalidInputError
 from fastfedul.evaluate.intervals import Proportion
-from fastfedul.methods.registry import METHODS, SERVER_ONLY
+from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 
 if TYPE_CHECKING:
     from fastfedul.runs.comparison import Comparison, Say
 
 PAGE = "report.html"
-USUAL_METHODS = ",".join(SERVER_ONLY)
+USUAL_METHODS = ",".join(SHOWN_BY_DEFAULT)
 
 RunPath = Annotated[Path, typer.Argument(help="A finished run.", metavar="RUN")]
 ForgetOption = Annotated[
@@ -38,8 +38,8 @@ ForgetOption = Annotated[
 MethodsOption = Annotated[
     str,
     typer.Option(
-        help=f"Names with commas, or `all`: {', '.join(METHODS)}. "
-        f"[default: {', '.join(SERVER_ONLY)}]",
+        help="Names with commas, `all`, or your own as package.module:Class; "
+        f"`fastfedul methods` lists them. [default: {', '.join(SHOWN_BY_DEFAULT)}]",
         show_default=False,
     ),
 ]
@@ -51,9 +51,6 @@ SetOption = Annotated[
         help="A setting of a method, such as federaser.interval=4; may be repeated.",
     ),
 ]
-DampingOption = Annotated[
-    float, typer.Option(help="Damping of the paper's method and its variants.")
-]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help=f"Where the page goes; RUN/{PAGE}.")
 ]
@@ -63,7 +60,7 @@ def compare_methods(
     path: RunPath,
     forget: ForgetOption = None,
     methods: MethodsOption = USUAL_METHODS,
-    damping: DampingOption = 0.07,
+    damping: DampingNumber = None,
     set_: SetOption = None,
     out_file: OutOption = None,
     json: JsonFlag = False,
@@ -75,7 +72,7 @@ def compare_methods(
     run. Other methods than Fast-FedUL ask clients to train, so they take longer. A
     page with pictures is written beside the numbers.
     """
-    names = tuple(METHODS) if methods == "all" else tuple(methods.split(","))
+    names = named_methods(methods)
     settings = read_settings(set_ or ())
     check_page(path, out_file)
     found = run_comparison(path, forget or (), names, damping, settings)
@@ -89,7 +86,7 @@ def compare_methods(
 def write_report(
     path: RunPath,
     forget: ForgetOption = None,
-    damping: DampingOption = 0.07,
+    damping: DampingNumber = None,
     out_file: OutOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -109,39 +106,35 @@ def write_report(
         out().print(f"report: {page}", markup=False, soft_wrap=True)
 
 
-def _found_for_report(path: Path, forget: Sequence[str], damping: float) -> Comparison:
+def _found_for_report(
+    path: Path, forget: Sequence[str], damping: float | None
+) -> Comparison:
     from fastfedul.runs.comparison import active_attackers, look_back
+    from fastfedul.runs.preparation import prepare
     from fastfedul.runs.training import load_config
 
-    if forget or active_attackers(path, load_config(path)):
-        return run_comparison(path, forget, SERVER_ONLY, damping)
+    if forget or active_attackers(path, prepare(load_config(path))):
+        return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
     with _progress() as say:
         return look_back(path, say)
 
 
-def read_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return settings written as METHOD.NAME=VALUE; a value is JSON, else text."""
-    found: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        place, equals, value = text.partition("=")
-        method, dot, name = place.partition(".")
-        if not (equals and dot and name.isidentifier()):
-            raise InvalidInputError(
-                f"cannot read the setting {text!r:.60}; write METHOD.NAME=VALUE, such "
-                "as federaser.interval=4"
-            )
-        try:
-            found.setdefault(method, {})[name] = json_values.loads(value)
-        except ValueError:
-            found.setdefault(method, {})[name] = value
-    return found
+def named_methods(text: str) -> tuple[str, ...]:
+    """Return the methods that the option names, none twice.
+
+    `all` leaves out retraining, which every comparison has as its reference.
+    """
+    if text == "all":
+        found = [m.name for m in list_methods() if not (m.is_retraining or m.problem)]
+        return tuple(found)
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def run_comparison(
     path: Path,
     forget: Sequence[str],
     methods: Sequence[str],
-    damping: float,
+    damping: float | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Comparison:
     """Compare, with a progress bar on standard error."""
@@ -167,8 +160,8 @@ def check_page(path: Path, out_file: Path | None) -> None:
 
 def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
     """Write the HTML page and return its path."""
-    from fastfedul.report.as_html import write_html
     from fastfedul.report.of_run import report_of
+    from fastfedul.report.page import write_html
 
     page = out_file or path / PAGE
     with err().status("drawing the report"):
@@ -178,8 +171,8 @@ def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
 
 def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
     """Return a comparison as scripts want it."""
-    from fastfedul.report.as_json import rows_to_json
     from fastfedul.report.of_run import row_of
+    from fastfedul.report.tables import rows_to_json
 
     seen = found.reaction
     rows = rows_to_json([row_of(row) for row in found.rows])
@@ -225,8 +218,8 @@ def show_comparison(found: Comparison, page: Path) -> None:
     out().print("In brackets: 95 % intervals.", markup=False)
     for name, reason in found.refused.items():
         out().print(f"left out: {name}: {reason}", markup=False, soft_wrap=True)
-    if any(row.method == "cdp" for row in found.rows):
-        out().print("cdp removes the attack's label as a class, not a client.")
+    for text in found.caveats:
+        out().print(text, markup=False, soft_wrap=True)
     out().print(f"report: {page}", markup=False, soft_wrap=True)
 
 

@@ -16,13 +16,15 @@ from rich.table import Table
 from fastfedul.cli.output import JsonFlag, err, out, print_json, print_table
 from fastfedul.data import download, fetching
 from fastfedul.data.dataset import Dataset, Labels
-from fastfedul.data.npz import read_pictures
+from fastfedul.data.npz import order_owners, read_pictures
 from fastfedul.data.sources import (
     DEFAULT,
+    INSTALL_DIGITS,
     SOURCES,
     Source,
     data_folders,
     find_source,
+    is_here,
     load,
     locate,
     require,
@@ -43,7 +45,9 @@ def list_datasets(json: JsonFlag = False) -> None:
 
     Besides these, `--data` takes the path of an `.npz` file of your own with the arrays
     `x_train`, `y_train`, `x_test`, `y_test`, or `train_images`, `train_labels`,
-    `test_images`, `test_labels`: grey or RGB images 0 to 255, labels from 0.
+    `test_images`, `test_labels`: grey or RGB images 0 to 255, labels from 0. An array
+    `clients` may name the client of each training example. For a trainer of your own
+    (`train --trainer`), the examples may also be rows of features or tokens.
     """
     folders = [str(folder) for folder in data_folders()]
     if json:
@@ -92,7 +96,7 @@ def show(
     ] = DEFAULT,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a data set holds: size of the images, classes, how many of each.
+    """Show what a data set holds: size of an example, classes, how many of each.
 
     Reading it checks it, so try this on a file of your own before you train on it.
     """
@@ -103,9 +107,9 @@ def show(
         print_json(facts)
         return
     parts = (facts["train"], facts["test"])
-    height, width, channels = facts["image_shape"]
-    colour = "grey" if channels == 1 else "RGB"
-    title = f"{facts['name']}: images of {height} x {width} pixels, {colour}"
+    title = f"{facts['name']}: {_shape_text(facts['shape'])}"
+    if facts["clients"]:
+        title += f", of {len(facts['clients'])} clients"
     rows = [
         [name, *(f"{part['per_class'][label]:,}" for part in parts)]
         for label, name in enumerate(_class_titles(facts["class_names"]))
@@ -115,15 +119,24 @@ def show(
     print_table("", ("class", "train", "test"), rows)
 
 
+def _shape_text(shape: tuple[int, ...]) -> str:
+    if len(shape) != 3:
+        return f"rows of {shape[0]} values"
+    height, width, channels = shape
+    colour = "grey" if channels == 1 else "RGB"
+    return f"images of {height} x {width} pixels, {colour}"
+
+
 def _dataset_facts(dataset: Dataset) -> dict[str, Any]:
     numbers = [str(label) for label in range(dataset.num_classes)]
     source = SOURCES.get(dataset.name)
     known = source is not None and len(source.class_names) == dataset.num_classes
     return {
         "name": dataset.name,
-        "image_shape": dataset.image_shape,
+        "shape": dataset.shape,
         "num_classes": dataset.num_classes,
         "class_names": source.class_names if source and known else numbers,
+        "clients": [] if dataset.owners is None else order_owners(dataset.owners),
         "train": _count(dataset.train_labels, dataset.num_classes),
         "test": _count(dataset.test_labels, dataset.num_classes),
     }
@@ -134,7 +147,8 @@ def _picture_facts() -> dict[str, Any]:
     train, test = read_pictures(require(source))
     return {
         "name": source.name,
-        "image_shape": train.shape[1:],
+        "shape": train.shape[1:],
+        "clients": [],
         "num_classes": 0,
         "class_names": [],
         "train": {"count": len(train), "per_class": []},
@@ -162,14 +176,16 @@ def _describe(source: Source) -> dict[str, Any]:
         "use": source.use,
         "file": source.file,
         "path": _path_text(path),
-        "here": path is not None or source.file is None,
+        "here": is_here(source),
         "fetchable": source.fetchable,
     }
 
 
 def _whereabouts(source: Source) -> str:
-    if locate(source) or source.file is None:
+    if is_here(source):
         return "[green]yes[/green]"
+    if source.file is None:
+        return f"[yellow]no[/yellow], {escape(INSTALL_DIGITS)}"
     how = f"data fetch {source.name}" if source.fetchable else f"needs {source.file}"
     return f"[yellow]no[/yellow], {how}"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +16,12 @@ from fastfedul.cli.compare import (
     write_page,
 )
 from fastfedul.cli.output import JsonFlag, err, out, print_json
+from fastfedul.cli.train import telling_how_to_resume, training_progress
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 
 if TYPE_CHECKING:
     from fastfedul.runs.config import RunConfig
-
-DAMPING = 0.07
 
 
 def run_demo(
@@ -37,11 +37,11 @@ def run_demo(
     Ten clients learn scikit-learn's digits; one of them hides a backdoor. Takes less
     than a minute on two cores and ends with a table and a page to open in a browser.
     """
-    from fastfedul.cli.train import training_progress
-    from fastfedul.runs.training import RunConfig, train
+    from fastfedul.runs.config import RunConfig
+    from fastfedul.runs.training import train
 
     # Chosen on the seeds 100 to 104; how it does on others is in the documentation.
-    config = RunConfig(
+    config = RunConfig.from_options(
         attack="pixel",
         poison_ratio=0.3,
         epochs=4,
@@ -54,14 +54,26 @@ def run_demo(
     _make_room(folder, config)
     if not json:
         out().print(
-            f"Ten clients learn digits; {config.poisoning.attackers[0]} hides a "
-            "backdoor: a few white pixels are to mean a 2.",
+            "Ten clients learn digits; client-0 hides a backdoor: a few white pixels "
+            "are to mean a 2.",
             soft_wrap=True,
         )
-    with training_progress(config.rounds, hidden=json) as progress:
-        train(folder, config, progress)
-    found = run_comparison(folder, (), ("fast-fedul", "fast-fedul-paper"), DAMPING)
-    page = write_page(folder, found, None)
+    with (
+        telling_how_to_resume(folder),
+        training_progress(config.rounds, hidden=json) as progress,
+    ):
+        train(config, folder, progress)
+    try:
+        found = run_comparison(folder, (), SHOWN_BY_DEFAULT[:2])
+        page = write_page(folder, found, None)
+    except KeyboardInterrupt:
+        command = f"fastfedul compare {shlex.quote(str(folder))}"
+        err().print(
+            f"stopped after the training; go on with: {command}",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise
     if json:
         print_json(comparison_json(found, page))
         return
@@ -90,10 +102,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_demo(folder: Path, config: RunConfig) -> bool:
-    """Return whether a run has the options of the demo, whatever its seed."""
+    """Return whether a run has the options of the demo, with any seed."""
     from fastfedul.runs.training import load_config
 
     try:
-        return replace(load_config(folder), seed=config.seed) == config
+        return load_config(folder).with_options(seed=config.seed) == config
     except FastFedULError:
         return False

@@ -45,7 +45,7 @@ def evaluate_run(
                 "backdoor_count": _count(backdoor),
                 "backdoor_interval": backdoor.interval if backdoor else None,
                 "rounds": rounds,
-                "clients": list(prepared.config.names),
+                "clients": list(prepared.names),
                 "attackers": list(prepared.attack.attackers),
                 "keeping": {
                     "budget": keeping.budget,

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from fastfedul.cli import (
+    certificate,
     compare,
     data,
     demo,
@@ -20,9 +21,9 @@ from fastfedul.cli import (
     forget,
     key,
     ledger,
+    methods,
     request,
     train,
-    verify,
 )
 from fastfedul.cli.output import err
 from fastfedul.errors import FastFedULError
@@ -34,18 +35,24 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data.app, name="data")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(flower.app, name="flower")
-app.add_typer(request.app, name="request")
-app.add_typer(key.app, name="key")
-app.command("demo")(demo.run_demo)
-app.command("train")(train.train_run)
-app.command("forget")(forget.forget_clients)
-app.command("verify")(verify.verify_certificate)
-app.command("evaluate")(evaluate.evaluate_run)
-app.command("compare")(compare.compare_methods)
-app.command("report")(compare.write_report)
+_BEGIN = "Begin here"
+_RUN = "Train and measure"
+_FORGET = "Forget and prove it"
+_KEEP = "What the server keeps"
+
+app.command("demo", rich_help_panel=_BEGIN)(demo.run_demo)
+app.command("train", rich_help_panel=_RUN)(train.train_run)
+app.command("evaluate", rich_help_panel=_RUN)(evaluate.evaluate_run)
+app.command("compare", rich_help_panel=_RUN)(compare.compare_methods)
+app.command("report", rich_help_panel=_RUN)(compare.write_report)
+app.add_typer(data.app, name="data", rich_help_panel=_RUN)
+app.command("forget", rich_help_panel=_FORGET)(forget.forget_clients)
+app.add_typer(request.app, name="request", rich_help_panel=_FORGET)
+app.add_typer(certificate.app, name="certificate", rich_help_panel=_FORGET)
+app.add_typer(key.app, name="key", rich_help_panel=_FORGET)
+app.command("methods", rich_help_panel=_FORGET)(methods.show_methods)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=_KEEP)
+app.add_typer(flower.app, name="flower", rich_help_panel=_KEEP)
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,8 +81,8 @@ def main(
     model would be without a client, and makes that the current model. It is an
     estimate: each result says how much of the client's history it could use, and
     nothing here certifies that a model has forgotten. **request** asks for it while
-    training goes on; every forgetting gets a certificate of what was done, signed with
-    a **key**, which **verify** checks.
+    training goes on; every forgetting gets a **certificate** of what was done, signed
+    with a **key**.
 
     Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
     wrong usage; 130 interrupted.

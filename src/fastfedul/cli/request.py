@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fastfedul.cli.method_options import DampingNumber, SkewName, chosen_skew
+from fastfedul.cli.judging import ImagesFile, Judge, LargestDrop, NetworkName
+from fastfedul.cli.method_options import (
+    USUAL_METHOD,
+    DampingNumber,
+    MethodName,
+    MinimumCoverage,
+    SettingTexts,
+    SkewName,
+    chosen_method,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -17,6 +27,11 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
+from fastfedul.errors import (
+    InvalidInputError,
+    NotAcceptedError,
+    UnlearnRefusedError,
+)
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
 from fastfedul.forgetting.requests import (
     AppliedRequest,
@@ -24,12 +39,11 @@ from fastfedul.forgetting.requests import (
     apply_requests,
     cancel_request,
 )
-from fastfedul.forgetting.signing import find_key
+from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
-from fastfedul.runs.model_file import run_model_written
 
 app = typer.Typer(
     help="Ask for a client to be forgotten, also while training goes on.",
@@ -134,49 +148,105 @@ def cancel(
 @app.command("apply")
 def apply_waiting(
     run: RunPath,
-    skew: SkewName = None,
-    damping: DampingNumber = None,
-    minimum_coverage: Annotated[
-        float,
-        typer.Option(help="Refuse if less of a client's share in the model was kept."),
-    ] = 0.2,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be done; change nothing."),
+    ] = False,
     erase_history: Annotated[
         bool,
         typer.Option(
             "--erase/--keep-history",
-            help="Also remove the clients' updates from the history.",
+            help="Remove the clients' updates from the history too, or keep them.",
         ),
     ] = True,
+    method_name: MethodName = USUAL_METHOD,
+    skew: SkewName = None,
+    damping: DampingNumber = None,
+    minimum_coverage: MinimumCoverage = None,
+    set_: SettingTexts = None,
+    validation: ImagesFile = None,
+    max_drop: LargestDrop = None,
+    network: NetworkName = None,
     json: JsonFlag = False,
 ) -> None:
     """Apply all waiting requests now, and write certificates that are missing.
 
     For a ledger nobody is writing to; a training that runs does it by itself.
-    The exit code is 0 also if a request was refused: look at its state.
+    The exit code is 0 also if a request was refused: look at its state. If a cleaned
+    model loses more than **--max-drop**, that request and the later ones still wait.
 
     Example: `fastfedul request apply my-run`
     """
-    method = FastFedUL(
-        skew=chosen_skew(skew, damping), minimum_coverage=minimum_coverage
-    )
-    key = find_key()
+    method = chosen_method(method_name, skew, damping, minimum_coverage, set_ or ())
+    judge = Judge(validation, max_drop, network)
+    if dry_run:
+        _show_preview(run, method, judge, json=json)
+        return
     with DiskLedger(run) as ledger, err().status("forgetting"):
-        done = apply_requests(
-            ledger,
-            certificates=certificates_folder(ledger.path),
-            method=method,
-            key=key,
-            erase=erase_history,
-        )
-        if done:
-            with run_model_written(ledger.path, ledger.final):
-                pass
+        judge.open(ledger, run)
+        with _helpers(run, method) as federation:
+            done = apply_requests(
+                ledger,
+                method=method,
+                erase=erase_history,
+                federation=federation,
+                accept=judge,
+            )
     if json:
         print_json({"requests": answers_of(done)})
         return
     if not done:
         out().print("No request is waiting.")
     show_answers(done)
+
+
+def _helpers(run: Path, method: Method) -> Any:
+    """Return a context that yields the clients, for a method that needs them."""
+    if not needs_help(method):
+        return nullcontext()
+    from fastfedul.runs.federation import open_federation
+
+    return open_federation(run, method)
+
+
+def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> None:
+    """Print what would become of each waiting request, taken by itself."""
+    rows = []
+    with LedgerReader(run) as ledger, _helpers(run, method) as federation:
+        judge.open(ledger, run)
+        for request in ledger.requests():
+            if request.state != "waiting":
+                continue
+            row: dict[str, Any] = {"request": request.number, "client": request.client}
+            try:
+                found = preview(ledger, [request.client], method, federation=federation)
+                judge(ledger.final, found.model)
+                row |= {
+                    "state": "would be applied",
+                    "coverage": found.coverage,
+                    "delta_norm": found.delta_norm,
+                    "warnings": list(found.warnings),
+                }
+            except NotAcceptedError as error:
+                row |= {"state": "would wait", "answer": str(error)}
+            except (UnlearnRefusedError, InvalidInputError) as error:
+                row |= {"state": "would be refused", "answer": str(error)}
+            rows.append({**row, "validation": judge.found})
+    if json:
+        print_json({"requests": rows, "dry_run": True})
+        return
+    for row in rows:
+        told = row.get("answer") or (
+            f"{row['coverage']:.1%} of its share was kept, the model would move by "
+            f"{row['delta_norm']:.4g}"
+        )
+        out().print(
+            f"Request {row['request']}, {show_name(row['client'])}: {row['state']}; "
+            f"{told}",
+            markup=False,
+            soft_wrap=True,
+        )
+    out().print("Dry run: nothing was changed." if rows else "No request is waiting.")
 
 
 def facts_of(request: ForgetRequest, certificate: Path | None = None) -> dict[str, Any]:

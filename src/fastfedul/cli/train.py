@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from fastfedul.cli.output import (
     JsonFlag,
@@ -28,30 +32,65 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.request import answers_of, show_answers
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.ledger.store.codec import STORAGE_DTYPES
+from fastfedul.runs.config import CONFIG, RunConfig, read_options
+from fastfedul.runs.options import OptionField, option_fields, plain_type
 
 if TYPE_CHECKING:
     from fastfedul.records import ClientId
     from fastfedul.runs.metrics_file import RoundMetrics
     from fastfedul.runs.training import RunSummary
 
-_DATA = "Data and clients"
-_LOCAL = "Local training"
-_ATTACK = "Attack"
-_ROUNDS = "Rounds"
-_RECORD = "Recording"
+_NARROW = 80
+"""Columns below which the progress leaves its bar and the rate out."""
 
 
-def _option(text: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        help=text, rich_help_panel=panel, metavar=metavar, show_default=False
+def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with an option for each field of a run's configuration."""
+    own = signature(command, eval_str=True)
+    kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_typed(place))
+        for name, place in option_fields(RunConfig).items()
+        if not place.shown.hidden
+    ]
+    command.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    return command
+
+
+def _typed(place: OptionField) -> Any:
+    """Return the type and the help of an option, from its field."""
+    kind, metavar = plain_type(place.field.annotation), place.shown.metavar
+    if get_origin(kind) is Literal:
+        kind, metavar = str, metavar or "|".join(get_args(kind))
+    elif get_origin(kind) is tuple:
+        kind = list[str]
+    shown = typer.Option(
+        *([place.shown.flags] if place.shown.flags else []),
+        help=f"{place.field.description}{_default_of(place)}",
+        rich_help_panel=place.panel,
+        metavar=metavar,
+        show_default=False,
     )
+    return Annotated[kind | None, shown]
 
 
+def _default_of(place: OptionField) -> str:
+    default = place.field.default
+    if default == ():
+        return ""
+    if isinstance(default, bool):
+        yes, no = (place.shown.flags or "/").split("/")
+        return f" [{(yes if default else no).removeprefix('--')}]"
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f" [{place.shown.unset if default is None else shown}]"
+
+
+@_with_config_options
 def train_run(
     run: Annotated[
         Path, typer.Argument(help="Folder of the run; a new one.", metavar="RUN")
     ],
+    *,
     config: Annotated[
         Path | None,
         typer.Option(help="Read options from this TOML file; those given here win."),
@@ -59,151 +98,34 @@ def train_run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run where it stopped.")
     ] = False,
-    data: Annotated[
-        str | None,
-        _option("Data set, or an .npz file of your own. [digits]", _DATA, "NAME|FILE"),
-    ] = None,
-    train_size: Annotated[
-        int | None, _option("Use so many training images. [all]", _DATA)
-    ] = None,
-    clients: Annotated[int | None, _option("How many clients. [10]", _DATA)] = None,
-    partition: Annotated[
-        str | None,
-        _option("How images are split. [iid]", _DATA, "iid|dirichlet:B|level:R"),
-    ] = None,
-    server_images: Annotated[
-        int | None,
-        _option("Clean images set aside for the server before splitting. [0]", _DATA),
-    ] = None,
-    rounds: Annotated[int | None, _option("How many rounds. [20]", _ROUNDS)] = None,
-    per_round: Annotated[
-        int | None, _option("Draw so many clients for each round. [all]", _ROUNDS)
-    ] = None,
-    weighting: Annotated[
-        str | None, _option("What shares go by. [size]", _ROUNDS, "size|equal")
-    ] = None,
-    dropout: Annotated[
-        float | None, _option("Probability to miss a round. [0]", _ROUNDS)
-    ] = None,
-    forget: Annotated[
-        list[str] | None,
-        _option(
-            "Forget a client once so many rounds are trained, 1 or more, and train on "
-            "without it. Can be repeated.",
-            _ROUNDS,
-            "CLIENT@ROUNDS",
-        ),
-    ] = None,
-    epochs: Annotated[int | None, _option("Epochs of a round. [2]", _LOCAL)] = None,
-    batch_size: Annotated[int | None, _option("Batch size. [32]", _LOCAL)] = None,
-    lr: Annotated[float | None, _option("Learning rate. [0.05]", _LOCAL)] = None,
-    momentum: Annotated[float | None, _option("Momentum. [0.9]", _LOCAL)] = None,
-    weight_decay: Annotated[float | None, _option("Weight decay. [0]", _LOCAL)] = None,
-    model: Annotated[
-        str | None,
-        _option(
-            "Network: auto, digits-cnn, mnist-cnn, cifar-cnn, or a function of image "
-            "shape (height, width, channels) and number of classes. [auto]",
-            _LOCAL,
-            "NAME|MODULE:FUNCTION",
-        ),
-    ] = None,
-    attack: Annotated[
-        str | None,
-        _option(
-            "What attackers do: none, pixel, edge-case or label-flip. [none]",
-            _ATTACK,
-            "KIND",
-        ),
-    ] = None,
-    attackers: Annotated[
-        str | None,
-        _option("How many, or names with commas. [1]", _ATTACK, "COUNT|NAMES"),
-    ] = None,
-    poison_ratio: Annotated[
-        float | None,
-        _option("Share of poison. [usual for the attack]", _ATTACK),
-    ] = None,
-    target_label: Annotated[
-        int | None,
-        _option("Class the attackers want. [usual for the attack]", _ATTACK),
-    ] = None,
-    attack_scale: Annotated[
-        float | None, _option("Attackers multiply their updates. [1]", _ATTACK)
-    ] = None,
-    keep: Annotated[
-        str | None,
-        _option(
-            "Updates the ledger keeps of a round: all, optimal:M, top:M or uniform:M; "
-            "or sums: one sum per client and some differences of two, which stays "
-            "small however long it trains. [all]",
-            _RECORD,
-            "KEEP",
-        ),
-    ] = None,
-    keep_use: Annotated[
-        str | None,
-        _option(
-            "Whether updates that are not kept count. [store]",
-            _RECORD,
-            "store|aggregate",
-        ),
-    ] = None,
-    store: Annotated[
-        str | None,
-        _option(
-            f"How updates are stored: {', '.join(STORAGE_DTYPES)}. [float32]",
-            _RECORD,
-            "DTYPE",
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        _option(
-            "Bytes the ledger may take, such as 500MB or 10GB. When a round would "
-            "exceed them, the oldest stored updates are dropped, small ones first. "
-            "[any number]",
-            _RECORD,
-            "BYTES",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything. [0]")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes; the result is the same. [as many as pay]"),
-    ] = None,
     engine: Annotated[
         str,
         typer.Option(
             help="Where clients are trained: in-process, or flower-simulation by "
-            "Flower's engine. The result is the same.",
+            "Flower's engine. The result is the same. [in-process]",
             metavar="ENGINE",
+            show_default=False,
         ),
     ] = "in-process",
     json: JsonFlag = False,
+    **options: Any,
 ) -> None:
     """Train a federation on real data and record it in a ledger.
 
     The folder gets config.toml, ledger/, metrics.jsonl and the models. A run that was
     stopped, in whatever way, goes on with **--resume** and ends with the same bytes;
     clients forgotten in the meantime stay out. With --resume only --rounds, --workers,
-    --engine, --budget and --forget may change. While it runs, **fastfedul request add**
-    asks for a client to be forgotten; that happens before the next round.
+    --engine, --budget and the options of forgetting may change. While it runs,
+    **fastfedul request add** asks for a client to be forgotten; that happens before the
+    next round.
 
     Examples: `fastfedul train my-run`,
     `fastfedul train my-run --data mnist --attack pixel --rounds 30`,
+    `fastfedul train my-run --forget client-0@10 --skew scalar --damping 0.07`,
     `fastfedul train my-run --resume`,
     `fastfedul train my-run --engine flower-simulation`
     """
-    given = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("run", "config", "resume", "engine", "json")
-        and value is not None
-        and value != []
-    }
-    if "forget" in given:
-        given["forget"] = tuple(given["forget"])
+    given = {k: v for k, v in options.items() if v is not None and v != []}
     _train(run, config, given, engine, go_on=resume, only_json=json)
 
 
@@ -217,28 +139,27 @@ def _train(
     only_json: bool,
 ) -> None:
     # Not at the top, so that other commands start without what training needs.
-    from fastfedul.runs import training as experiment
-    from fastfedul.runs.config import RunConfig, read_options
+    from fastfedul.runs import training
 
     if go_on and config is not None:
         raise InvalidInputError(
-            "--resume goes by the run's own config.toml; leave out --config"
+            "--resume reads the run's own config.toml; leave out --config"
         )
     if go_on:
-        num_rounds = given.get("rounds") or experiment.load_config(run).rounds
+        num_rounds = given.get("rounds") or training.load_config(run).rounds
         with (
-            _saying_how_to_go_on(run),
+            telling_how_to_resume(run),
             training_progress(num_rounds, only_json) as show,
         ):
-            summary = experiment.resume(run, given, show, engine=engine)
+            summary = training.resume(run, given, show, engine=engine)
     else:
         options = read_options(config) if config is not None else {}
-        settings = RunConfig(**{**options, **given})
+        settings = RunConfig.from_options({**options, **given})
         with (
-            _saying_how_to_go_on(run),
+            telling_how_to_resume(run),
             training_progress(settings.rounds, only_json) as show,
         ):
-            summary = experiment.train(run, settings, show, engine=engine)
+            summary = training.train(settings, run, show, engine=engine)
     if only_json:
         print_json(_facts(summary))
     else:
@@ -246,10 +167,9 @@ def _train(
 
 
 @contextmanager
-def _saying_how_to_go_on(run: Path) -> Iterator[None]:
-    """Tell somebody who stops a run, on standard error, how it goes on."""
+def telling_how_to_resume(run: Path) -> Iterator[None]:
+    """Tell a user who stops a run, on standard error, how to go on with it."""
     from fastfedul.ledger.reader import LedgerReader
-    from fastfedul.runs.config import CONFIG
 
     try:
         yield
@@ -270,18 +190,60 @@ def _saying_how_to_go_on(run: Path) -> Iterator[None]:
 
 
 @contextmanager
-def training_progress(num_rounds: int, hidden: bool) -> Iterator[Any]:
-    """Show round, accuracy, rate and time left on standard error."""
+def training_progress(
+    num_rounds: int, hidden: bool
+) -> Iterator[Callable[[RoundMetrics], None]]:
+    """Show round, accuracy and time left on standard error.
+
+    A terminal shows one line that changes. Elsewhere every round gets a line of its
+    own, so that a file or a log says how far the run is.
+    """
+    console = err()
+    if hidden:
+        yield lambda metrics: None
+    elif not console.is_terminal:
+        yield _print_rounds(num_rounds)
+    else:
+        with _changing_line(num_rounds, console) as show:
+            yield show
+
+
+def _print_rounds(num_rounds: int) -> Callable[[RoundMetrics], None]:
+    taken: list[float] = []
+
+    def show(metrics: RoundMetrics) -> None:
+        seconds, done = metrics.seconds or 0.0, metrics.round + 1
+        taken.append(seconds)
+        left = sum(taken) / len(taken) * (num_rounds - done)
+        parts = [*_accuracies(metrics), show_seconds(seconds)]
+        rest = timedelta(seconds=round(left))
+        err().print(
+            f"round {done}/{num_rounds}: {', '.join(parts)}, {rest} left",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    return show
+
+
+@contextmanager
+def _changing_line(
+    num_rounds: int, console: Console
+) -> Iterator[Callable[[RoundMetrics], None]]:
+    narrow = console.width < _NARROW
     with Progress(
         TextColumn("round"),
         MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
+        *([] if narrow else [BarColumn()]),
+        # On a very narrow terminal this column gives way, not the others.
+        TextColumn(
+            "{task.fields[state]}",
+            table_column=Column(overflow="ellipsis"),
+        ),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=err(),
+        console=console,
         transient=True,
-        disable=hidden or not err().is_terminal,
     ) as bar:
         task = bar.add_task("round", total=num_rounds, start=False, state="starting")
 
@@ -289,20 +251,21 @@ def training_progress(num_rounds: int, hidden: bool) -> Iterator[Any]:
             if not bar.tasks[0].started:
                 # From where a run is taken up, or the time left would be far too short.
                 bar.reset(task, completed=metrics.round)
-            bar.update(task, completed=metrics.round + 1, state=_state(metrics))
+            state = _accuracies(metrics)
+            if metrics.seconds and not narrow:
+                state.append(f"{1 / metrics.seconds:.2g} rounds/s")
+            bar.update(task, completed=metrics.round + 1, state=", ".join(state))
 
         yield show
 
 
-def _state(metrics: RoundMetrics) -> str:
+def _accuracies(metrics: RoundMetrics) -> list[str]:
     parts = []
     if metrics.main is not None:
         parts.append(f"accuracy {metrics.main:.1%}")
     if metrics.backdoor is not None:
         parts.append(f"attack {metrics.backdoor:.1%}")
-    if metrics.seconds:
-        parts.append(f"{1 / metrics.seconds:.2g} rounds/s")
-    return ", ".join(parts)
+    return parts
 
 
 def _facts(summary: RunSummary) -> dict[str, Any]:
@@ -355,7 +318,7 @@ def _show(summary: RunSummary) -> None:
 
 
 def _states(run: Path) -> dict[ClientId, str]:
-    """Return what became of every client that took part in a round."""
+    """Return the state of every client that took part in a round."""
     from fastfedul.ledger.reader import LedgerReader
 
     with LedgerReader(run) as ledger:

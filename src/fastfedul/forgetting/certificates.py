@@ -15,12 +15,11 @@ from typing import Any, cast
 from fastfedul import canonical_json
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.files import write_whole
-from fastfedul.forgetting.service import SETTINGS
 from fastfedul.forgetting.signing import ALGORITHM, SigningKey
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import LogEntry
 
-FORMAT = 1
+FORMAT = 2
 """Version of the certificate; the texts below belong to it."""
 
 TYPE = "fastfedul certificate of forgetting"
@@ -137,9 +136,7 @@ def make_certificate(entry: LogEntry) -> dict[str, Any]:
     may, may_not = conclusions(erased=erased)
     method = None
     if "method" in details:
-        settings = {name: details[name] for name in SETTINGS if name in details}
-        settings["minimum_coverage"] = details.get("minimum_coverage")
-        method = {"name": details["method"], "settings": settings}
+        method = {"name": details["method"], "settings": details.get("settings")}
     return {
         "type": TYPE,
         "format": FORMAT,
@@ -168,7 +165,7 @@ def make_certificate(entry: LogEntry) -> dict[str, Any]:
             "after": details.get("chain_after"),
         },
         "log": {"entry": entry.number, "digest": entry.digest},
-        "bound": _bound(details) if method else None,
+        "bound": _bound(details) if "bound" in details else None,
         "software": _software(details),
         "may_conclude": list(may),
         "may_not_conclude": list(may_not),

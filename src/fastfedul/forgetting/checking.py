@@ -9,19 +9,19 @@ from typing import Any, Literal
 import numpy as np
 
 from fastfedul.canonical_json import encode
-from fastfedul.errors import FastFedULError, LedgerError
+from fastfedul.errors import FastFedULError, LedgerError, UnlearnRefusedError
 from fastfedul.forgetting.certificates import (
     is_certified,
     make_certificate,
     signed_bytes,
 )
-from fastfedul.forgetting.service import method_of
 from fastfedul.forgetting.signing import ALGORITHM, fingerprint, is_signed
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
 from fastfedul.ledger.store.entries import fields
 from fastfedul.ledger.views import PastView
-from fastfedul.methods.protocol import UnlearnRequest
+from fastfedul.methods.protocol import UnlearnRequest, needs_help
+from fastfedul.methods.registry import find_method
 from fastfedul.params import Flat, norm
 from fastfedul.records import LogEntry
 
@@ -313,5 +313,8 @@ def _recompute(entry: LogEntry, log: Sequence[LogEntry], ledger: LedgerReader) -
     gone = {client for one in before for client in one.event.clients}
     chain = bytes.fromhex(details["chain_before"])
     past = PastView(ledger, details["recorded_rounds"], frozenset(gone), chain)
-    result = method_of(details)(UnlearnRequest(past, frozenset(entry.event.clients)))
-    return result.delta.flat
+    method = find_method(details["method"], details["settings"])
+    if needs_help(method):
+        raise UnlearnRefusedError(f"{method.name} needs the help of clients")
+    result = method(UnlearnRequest(past, frozenset(entry.event.clients)))
+    return result.change(past.final).flat

@@ -1,7 +1,7 @@
 """Applies the requests to forget that wait in a ledger, and certifies each one.
 
 Forgetting, erasing and the request's new state are one transaction of the ledger. The
-certificate is a file beside it: if a crash prevents it, the next call writes it.
+files beside the ledger follow; if a crash prevents that, the next call does it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from pathlib import Path
 
 from fastfedul.errors import (
     InvalidInputError,
+    NotAcceptedError,
     RequestClosedError,
     UnlearnRefusedError,
 )
-from fastfedul.forgetting.certificates import certificate_path, write_certificates
-from fastfedul.forgetting.service import describe
-from fastfedul.forgetting.signing import SigningKey
+from fastfedul.federation.clients import Federation
+from fastfedul.forgetting.certificates import certificates_folder
+from fastfedul.forgetting.folder import bring_up_to_date
+from fastfedul.forgetting.service import Accept, Forgetting, Key, forget
+from fastfedul.forgetting.signing import find_key
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.requests import add_request, cancel_request, refuse_request
 from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.skews import Kronecker
-from fastfedul.methods.protocol import UnlearnRequest
+from fastfedul.methods.protocol import Method, require_usable
+from fastfedul.methods.registry import require_method
 from fastfedul.records import ForgetRequest
 
 __all__ = [
@@ -39,13 +42,21 @@ class AppliedRequest:
 
     Attributes:
         request: The request, applied or refused.
-        certificate: File of the certificate; None if it was refused.
-        signed: Whether the certificate was signed.
+        forgetting: What was done; None if the request was refused.
     """
 
     request: ForgetRequest
-    certificate: Path | None
-    signed: bool
+    forgetting: Forgetting | None
+
+    @property
+    def certificate(self) -> Path | None:
+        """File of the certificate; None if the request was refused."""
+        return self.forgetting.certificate if self.forgetting else None
+
+    @property
+    def signed(self) -> bool:
+        """Whether the certificate is signed."""
+        return self.forgetting is not None and self.forgetting.signed
 
 
 def has_waiting(ledger: DiskLedger) -> bool:
@@ -59,76 +70,67 @@ def has_waiting(ledger: DiskLedger) -> bool:
 def apply_requests(
     ledger: DiskLedger,
     *,
-    certificates: Path,
-    method: FastFedUL | None = None,
-    key: SigningKey | None = None,
+    method: Method | None = None,
     erase: bool = True,
+    federation: Federation | None = None,
+    key: Key = "usual",
+    certificates: Path | None = None,
+    accept: Accept | None = None,
 ) -> tuple[AppliedRequest, ...]:
     """Apply all waiting requests, one by one in the order of asking.
 
-    The client is taken out of the ledger's model, its history is erased, and it is
-    barred for good; train on from `ledger.final`. What the method refuses becomes a
-    refused request with the reason, and the next one is taken up. A request that is
-    cancelled meanwhile is passed over.
+    Each is a call of `forget`: train on from `ledger.final`. A request that the method
+    refuses becomes a refused request with the reason, and the next one is taken up. A
+    request that somebody cancels meanwhile is passed over.
 
     Args:
         ledger: A ledger open for writing, between two rounds.
-        certificates: Folder for the certificates; made if need be.
-        method: The method with its settings.
-        key: Signs the certificates; without one they are not signed.
-        erase: Also erase the clients' history; else it is kept.
+        method: The method with its settings; None for Fast-FedUL.
+        erase: Whether to erase the clients' history too; else the ledger keeps it.
+        federation: The clients, for a method that needs their help.
+        key: Signs the certificates.
+        certificates: Folder of the certificates; None for the usual one.
+        accept: Called with the models before and after each forgetting. If it raises,
+            the request still waits, and so do the later ones.
 
     Returns:
         The requests that were applied or refused.
     """
-    method = method or FastFedUL()
-    skew = Kronecker.name if method.skew is None else method.skew.name
-    if ledger.settings.history == "sums" and skew != Kronecker.name:
-        # Whoever asked to be forgotten must not be refused for the operator's option.
-        raise InvalidInputError(
-            f"skew {skew} needs rounds, and this ledger keeps sums; leave the skew "
-            "away, or use kronecker; the requests still wait"
-        )
-    # What an earlier call committed and was killed before it could certify.
-    write_certificates(ledger, certificates, key)
+    method = require_method(method or FastFedUL())
+    used = find_key() if key == "usual" else key
+    folder = certificates or certificates_folder(ledger.path)
+    bring_up_to_date(ledger, used, folder)
     done = []
     for request in ledger.requests():
-        if request.state == "waiting":
-            answered = _apply(ledger, request, method, erase=erase)
-            write_certificates(ledger, certificates, key)
-            if answered is not None:
-                path = _certificate(ledger, answered, certificates)
-                signed = path is not None and key is not None
-                done.append(AppliedRequest(answered, path, signed))
-    return tuple(done)
-
-
-def _apply(
-    ledger: DiskLedger, request: ForgetRequest, method: FastFedUL, *, erase: bool
-) -> ForgetRequest | None:
-    """Apply or refuse one request; None if somebody else ended its waiting."""
-    try:
+        if request.state != "waiting":
+            continue
+        # Whoever asked to be forgotten must not be refused for the operator's option.
         try:
-            result = method(UnlearnRequest(ledger, frozenset([request.client])))
-            ledger.commit_forgetting(
-                result.clients,
-                result.delta.flat,
-                describe(method, result),
+            require_usable(method, ledger, federation)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{error}; the requests still wait") from None
+        try:
+            found = forget(
+                ledger,
+                [request.client],
+                method,
                 erase=erase,
+                federation=federation,
+                key=used,
+                certificates=folder,
+                accept=accept,
                 request=request.number,
             )
+            answered = ledger.requests()[request.number - 1]
+            done.append(AppliedRequest(answered, found))
         except RequestClosedError:
+            continue
+        except NotAcceptedError:
             raise
         except (UnlearnRefusedError, InvalidInputError) as error:
-            return refuse_request(ledger, request.number, str(error))
-    except RequestClosedError:
-        return None
-    return ledger.requests()[request.number - 1]
-
-
-def _certificate(
-    ledger: DiskLedger, request: ForgetRequest, folder: Path
-) -> Path | None:
-    if request.event is None:
-        return None
-    return certificate_path(folder, ledger.log()[request.event - 1])
+            try:
+                answered = refuse_request(ledger, request.number, str(error))
+            except RequestClosedError:
+                continue
+            done.append(AppliedRequest(answered, None))
+    return tuple(done)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import platformdirs
+
 from fastfedul.errors import FastFedULError, InvalidInputError
 
 ALGORITHM = "Ed25519"
@@ -66,12 +68,12 @@ def fingerprint(public: bytes) -> str:
 
 
 def default_key_path() -> Path:
-    """Return `$FASTFEDUL_KEY`, or the place in the user's configuration folder."""
+    """Return `$FASTFEDUL_KEY`, or a file in the user's configuration folder."""
     named = os.environ.get(KEY_VARIABLE)
     if named:
         return Path(named).expanduser()
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "fastfedul" / "signing.pem"
+    folder = platformdirs.user_config_path("fastfedul", appauthor=False)
+    return folder / "signing.pem"
 
 
 def public_path(path: Path) -> Path:

@@ -22,6 +22,7 @@ from fastfedul.ledger.erasure import check_erasable, rewritten_rounds
 from fastfedul.ledger.pairs import NO_LIMIT
 from fastfedul.ledger.protocol import now, require_known, vector
 from fastfedul.ledger.recording import (
+    cleaned_model,
     require_buffers,
 )
 from fastfedul.ledger.settings import LedgerSettings
@@ -33,7 +34,7 @@ from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.request_rows import decide, waiting_for
 from fastfedul.ledger.store.schema import FORMAT, digest_of
 from fastfedul.ledger.store.transaction import Change
-from fastfedul.params import Flat, Params
+from fastfedul.params import Flat
 from fastfedul.records import (
     ClientId,
     ForgetRequest,
@@ -114,6 +115,7 @@ class DiskLedger(ShrinkingWriter):
         details: Mapping[str, object],
         *,
         erase: bool = False,
+        model: Model | None = None,
         request: int | None = None,
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too.
@@ -125,16 +127,14 @@ class DiskLedger(ShrinkingWriter):
             delta: Cleaned minus current model.
             details: What the log keeps of it, as JSON values.
             erase: Also rewrite the history as if they had never been there.
+            model: The cleaned model; None for the current one moved by delta.
             request: Number of a request that must still be waiting.
 
         Raises:
             RequestClosedError: If it is not; nothing has happened then.
         """
         require_known(self, clients)
-        model = self.final
-        flat = model.params.flat + delta
-        if not np.isfinite(flat).all():
-            raise InvalidInputError("forgetting would make the model infinite")
+        cleaned = cleaned_model(self.final, delta, model)
         with self._changing("the forgetting") as change:
             asked = waiting_for(self.index, clients)
             if request is not None and request not in {r.number for r in asked}:
@@ -142,7 +142,6 @@ class DiskLedger(ShrinkingWriter):
             at = int(change.head["num_rounds"])
             if self._settings.history == "rounds":
                 self._adjust(change, at, delta)
-            cleaned = Model(Params(self._settings.layout, flat), model.buffers)
             change.set_model(*change.store([change.model_job(cleaned)]))
             for client in clients:
                 row = self._client_row(client)

@@ -18,7 +18,7 @@ from fastfedul.ledger.erasure import (
 )
 from fastfedul.ledger.own_sums import own_difference
 from fastfedul.ledger.protocol import now, require_known
-from fastfedul.ledger.recording import prepare, require_buffers
+from fastfedul.ledger.recording import cleaned_model, prepare, require_buffers
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
@@ -297,17 +297,18 @@ class MemoryLedger:
         details: Mapping[str, object],
         *,
         erase: bool = False,
+        model: Model | None = None,
+        request: int | None = None,
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too."""
+        if request is not None:
+            raise InvalidInputError("a ledger in memory has no requests")
         require_known(self, clients)
         # All that may fail comes before anything is changed.
         rewritten = list(rewritten_rounds(self, clients)) if erase else []
-        with np.errstate(over="ignore", invalid="ignore"):
-            flat = self._final.params.flat + delta
-        if not np.isfinite(flat).all():
-            raise InvalidInputError("forgetting would make the model infinite")
+        cleaned = cleaned_model(self._final, delta, model)
         self._adjust(self.num_rounds, delta)
-        self._final = Model(Params(self._settings.layout, flat), self._final.buffers)
+        self._final = cleaned
         for name in clients:
             known = self._clients[name]
             known.entry = replace(

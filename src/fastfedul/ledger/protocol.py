@@ -110,8 +110,19 @@ class WritableLedger(Ledger, Protocol):
         details: Mapping[str, object],
         *,
         erase: bool = False,
+        model: Model | None = None,
+        request: int | None = None,
     ) -> None:
-        """Move the model by delta and bar the clients; optionally erase them too."""
+        """Move the model by delta and bar the clients; optionally erase them too.
+
+        Args:
+            clients: Clients that are forgotten.
+            delta: Cleaned minus current parameters.
+            details: What the log keeps of it, as JSON values.
+            erase: Whether to rewrite the history as if they had never been there.
+            model: The cleaned model; None for the current one moved by delta.
+            request: Number of a request that must still be waiting.
+        """
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]

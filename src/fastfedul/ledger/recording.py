@@ -16,7 +16,15 @@ from fastfedul.federation.aggregation import MEAN, resolve
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES, supported_buffer
 from fastfedul.ledger.store.streaming import run_blocks
-from fastfedul.params import Array, Flat, Layout, dot, show_names, weighted_sum
+from fastfedul.params import (
+    Array,
+    Flat,
+    Layout,
+    Params,
+    dot,
+    show_names,
+    weighted_sum,
+)
 from fastfedul.records import (
     ClientId,
     ClientState,
@@ -191,6 +199,32 @@ def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, A
             )
     native = {name: np.asarray(buffer) for name, buffer in buffers.items()}
     return {name: np.array(b, b.dtype.newbyteorder("=")) for name, b in native.items()}
+
+
+def cleaned_model(current: Model, delta: Flat, cleaned: Model | None) -> Model:
+    """Return the model after a forgetting, checked.
+
+    Args:
+        current: The model before.
+        delta: Cleaned minus current parameters.
+        cleaned: The model after; None for the current one moved by delta.
+
+    Raises:
+        InvalidInputError: If it is infinite, or of another shape.
+    """
+    layout = current.params.layout
+    if cleaned is None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            cleaned = Model(
+                Params(layout, current.params.flat + delta), current.buffers
+            )
+    if cleaned.params.layout != layout or set(cleaned.buffers) != set(current.buffers):
+        raise InvalidInputError(
+            "the cleaned model has other arrays than the current one"
+        )
+    if not np.isfinite(cleaned.params.flat).all():
+        raise InvalidInputError("forgetting would make the model infinite")
+    return Model(cleaned.params, require_buffers(cleaned.buffers, layout))
 
 
 def _check_participants(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from fastfedul.federation.rounds import advance, run_rounds
 from fastfedul.federation.trainer import ChannelTrainer, Labels
 from fastfedul.methods.protocol import (
     Needs,
+    RunFacts,
     UnlearnRequest,
     UnlearnResult,
     federation_of,
@@ -131,7 +133,7 @@ def channel_mask(layout: Layout, channels: Sequence[Channel]) -> Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CDP:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Cuts off the channels of the class that the attackers want, then repairs.
 
     Attributes:
         label: The class to remove. Against a backdoor, the one the attackers want.
@@ -147,6 +149,9 @@ class CDP:
     rounds: int = 5
     lr: float | None = None
     sample: int = 64
+    name: ClassVar[str] = "cdp"
+    needs: ClassVar[Needs] = Needs(others=True)
+    caveat: ClassVar[str] = "cdp removes the attack's label as a class, not a client."
 
     def __post_init__(self) -> None:
         for name, fits, wanted in (
@@ -160,14 +165,14 @@ class CDP:
                 value = getattr(self, name)
                 raise InvalidInputError(f"{name} is {value}; choose {wanted}")
 
-    @property
-    def needs(self) -> Needs:
-        """The other clients: a look at their activations, and the repair."""
-        return Needs(others=True)
+    @classmethod
+    def defaults(cls, facts: RunFacts) -> dict[str, object]:
+        """Return the attackers' class as the one to remove, if there is an attack."""
+        return {} if facts.target_label is None else {"label": facts.target_label}
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model without the class's channels, after the repair."""
-        federation = federation_of(request, "cdp", self.needs)
+        federation = federation_of(request, self)
         if self.label is None:
             raise UnlearnRefusedError(
                 "CDP removes a class, not a client; against a backdoor give the "

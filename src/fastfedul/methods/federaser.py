@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from fastfedul.federation.clients import Federation
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import advance, average_buffers
 from fastfedul.ledger.protocol import Ledger, vector
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
@@ -47,7 +48,7 @@ CALIBRATIONS: tuple[Calibration, ...] = ("client", "layer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedEraser:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Lets the others train some rounds again, with updates of the stored lengths.
 
     Attributes:
         interval: Every how many rounds one counts, Delta t in the paper.
@@ -60,6 +61,8 @@ class FedEraser:
     interval: int = 2
     ratio: float = 0.5
     calibration: Calibration = "client"
+    name: ClassVar[str] = "federaser"
+    needs: ClassVar[Needs] = Needs(history=True, others=True)
 
     def __post_init__(self) -> None:
         _check_interval(self.interval)
@@ -73,10 +76,9 @@ class FedEraser:
                 f"calibration is client or layer, not {self.calibration!r}"
             )
 
-    @property
-    def needs(self) -> Needs:
-        """Stored updates, and everybody else in the rounds that count."""
-        return Needs(history=True, others=True)
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of the updates of the rounds that count."""
+        return _kept_bytes(ledger, self.interval)
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model at the end of the rebuilt rounds."""
@@ -90,8 +92,8 @@ class FedEraser:
 
     def rounds(self, request: UnlearnRequest) -> Iterator[Round]:
         """Yield the rebuilt rounds, each trained when it is asked for."""
-        name = "federaser"
-        federation = federation_of(request, name, self.needs)
+        name = self.name
+        federation = federation_of(request, self)
         ledger = request.ledger
         retained = _retained(request, self.interval, name)
         # All that may be refused is, before anybody trains.
@@ -149,18 +151,19 @@ class FedAccum:
     """
 
     interval: int = 2
+    name: ClassVar[str] = "fedaccum"
+    needs: ClassVar[Needs] = Needs(history=True)
 
     def __post_init__(self) -> None:
         _check_interval(self.interval)
 
-    @property
-    def needs(self) -> Needs:
-        """Nothing but the history."""
-        return Needs(history=True)
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of the updates of the rounds that count."""
+        return _kept_bytes(ledger, self.interval)
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the first model plus the weighted means of the rounds that count."""
-        name = "fedaccum"
+        name = self.name
         ledger = request.ledger
         require_rounds_for(name, ledger)
         refs: list[VectorRef] = []
@@ -174,6 +177,11 @@ class FedAccum:
             total: Flat = ledger.combine(refs, [weights]).sums[0]
         params = Params(start.params.layout, start.params.flat + total)
         return _result(request, Model(params, start.buffers), trained=False)
+
+
+def _kept_bytes(ledger: Ledger, interval: int) -> int:
+    counted = [round_.num_updates for round_ in ledger.rounds()][::interval]
+    return sum(counted) * encoded_bytes("float32", ledger.settings.layout.size)
 
 
 def calibrated(fresh: Flat, length: float) -> Flat:
@@ -271,7 +279,7 @@ def _check_present(entries: Sequence[UpdateEntry], federation: Federation) -> No
     for entry in entries:
         if entry.client not in federation.clients.data:
             raise UnlearnRefusedError(
-                f"federaser needs {entry.client!r:.80}, who took part in round "
+                f"{FedEraser.name} needs {entry.client!r:.80}, who took part in round "
                 f"{entry.round} and is not in this federation; forget it too, or "
                 "bring it back"
             )
@@ -290,6 +298,7 @@ def _check_norms(entries: Sequence[UpdateEntry]) -> None:
     for entry in entries:
         if math.isnan(entry.norm):
             raise UnlearnRefusedError(
-                f"federaser needs the length of the update of {entry.client!r:.80} in "
-                f"round {entry.round}, which the server never had; retrain"
+                f"{FedEraser.name} needs the length of the update of "
+                f"{entry.client!r:.80} in round {entry.round}, which the server never "
+                "had; retrain"
             )

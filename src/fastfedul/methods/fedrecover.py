@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.rounds import average_buffers
 from fastfedul.ledger.protocol import Ledger, models, vector
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.curvature import SecantPair, curvature_times, secant_pair
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
@@ -39,7 +41,7 @@ from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedRecover:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Estimates the others' updates from stored ones, and asks them now and then.
 
     Clients are asked in some rounds only. Up to the first round of a client to forget
     nothing has to be asked: there the stored updates are the exact ones. The counts
@@ -69,6 +71,8 @@ class FedRecover:
     max_curvature: float | None = 2.0
     tolerance_rate: float = 1e-6
     max_exact_share: float = 0.3
+    name: ClassVar[str] = "fedrecover"
+    needs: ClassVar[Needs] = Needs(history=True, others=True)
 
     def __post_init__(self) -> None:
         limit = self.max_curvature
@@ -89,14 +93,15 @@ class FedRecover:
                 value = getattr(self, name)
                 raise InvalidInputError(f"{name} is {value}; choose {wanted}")
 
-    @property
-    def needs(self) -> Needs:
-        """All stored updates, and the other clients now and then."""
-        return Needs(history=True, others=True)
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of every update and of every step."""
+        rounds = ledger.rounds()
+        vectors = sum(round_.num_updates for round_ in rounds) + len(rounds)
+        return vectors * encoded_bytes("float32", ledger.settings.layout.size)
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model that the rounds would have given without the clients."""
-        federation = federation_of(request, "fedrecover", self.needs)
+        federation = federation_of(request, self)
         ledger = request.ledger
         clients = tuple(sorted(request.forget))
         with ledger.snapshot():

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from fastfedul.federation.trainer import (
     TrainingError,
 )
 from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
@@ -42,13 +44,12 @@ from fastfedul.params import Flat, Params
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.rng import stream
 
-NAME = "kd"
 Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KD:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Subtracts a client's updates, then learns from the old model on server images.
 
     Temperature and learning rate are those of a public re-implementation, which makes
     two passes over 5,000 images. The server rarely has that many: twenty passes over
@@ -70,6 +71,8 @@ class KD:
     batch_size: int = 32
     epochs: int = 20
     minimum_coverage: float = 0.2
+    name: ClassVar[str] = "kd"
+    needs: ClassVar[Needs] = Needs(history=True, server_data=True)
 
     def __post_init__(self) -> None:
         LocalTraining(batch_size=self.batch_size, lr=self.lr, momentum=self.momentum)
@@ -86,18 +89,19 @@ class KD:
                 f"the minimum coverage is from 0 to 1, not {self.minimum_coverage}"
             )
 
-    @property
-    def needs(self) -> Needs:
-        """The targets' stored updates, and images of the server's own."""
-        return Needs(history=True, server_data=True)
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of one running sum for each client."""
+        return len(ledger.clients()) * encoded_bytes(
+            "float32", ledger.settings.layout.size
+        )
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the student after the distillation."""
-        federation = federation_of(request, NAME, self.needs)
+        federation = federation_of(request, self)
         trainer = federation.trainer
         if not isinstance(trainer, GradientTrainer):
             raise UnlearnRefusedError(
-                f"{NAME} needs gradients, and {type(trainer).__name__} gives none"
+                f"{KD.name} needs gradients, and {type(trainer).__name__} gives none"
             )
         ledger = request.ledger
         with ledger.snapshot():
@@ -201,7 +205,7 @@ def _updates(request: UnlearnRequest) -> dict[ClientId, Sequence[UpdateEntry]]:
     ledger = request.ledger
     if ledger.settings.aggregation != MEAN:
         raise UnlearnRefusedError(
-            f"{NAME} takes a client out of a mean, and this model was aggregated by "
+            f"{KD.name} takes a client out of a mean, and this model was aggregated by "
             f"{ledger.settings.aggregation!r:.80}; retrain without the client"
         )
     clients = ledger.clients()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from fastfedul.federation.trainer import (
     LocalTraining,
     TrainingError,
 )
-from fastfedul.ledger.protocol import params_at, vector
+from fastfedul.ledger.protocol import Ledger, params_at, vector
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
@@ -47,7 +49,6 @@ from fastfedul.params import Flat, Params, norm, weighted_sum
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.rng import name_key, stream
 
-NAME = "pga"
 NUM_RANDOM_MODELS = 10
 RADIUS_DIVISOR = 3
 HELD_BACK = 0.1
@@ -109,7 +110,7 @@ def clip(gradient: Flat, largest: float) -> Flat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PGA:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Lets the leaving client climb its own loss inside a ball around the others.
 
     The defaults are those of the authors' public code. A `distance_threshold` suits one
     kind of network; a warning says when it left no room for an ascent.
@@ -141,6 +142,7 @@ class PGA:
     accuracy_floor: float | None = None
     post_rounds: int = 10
     post_epochs: float = 1
+    name: ClassVar[str] = "pga"
 
     def __post_init__(self) -> None:
         LocalTraining(batch_size=self.batch_size, lr=self.lr, momentum=self.momentum)
@@ -170,13 +172,19 @@ class PGA:
         """
         return Needs(target=True, others=self.post_rounds > 0)
 
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of each client's last update."""
+        return len(ledger.clients()) * encoded_bytes(
+            "float32", ledger.settings.layout.size
+        )
+
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model after the targets' ascent and the others' post-training."""
-        federation = federation_of(request, NAME, self.needs)
+        federation = federation_of(request, self)
         trainer = federation.trainer
         if not isinstance(trainer, GradientTrainer):
             raise UnlearnRefusedError(
-                f"{NAME} needs gradients, and {type(trainer).__name__} gives none"
+                f"{PGA.name} needs gradients, and {type(trainer).__name__} gives none"
             )
         local: dict[ClientId, Flat] = {}
         warnings: list[str] = []
@@ -251,11 +259,14 @@ class PGA:
         ledger = request.ledger
         if ledger.settings.aggregation != MEAN:
             raise UnlearnRefusedError(
-                f"{NAME} takes a client out of a mean, and this model was aggregated "
-                f"by {ledger.settings.aggregation!r:.80}; retrain without the client"
+                f"{PGA.name} takes a client out of a mean, and this model was "
+                f"aggregated by {ledger.settings.aggregation!r:.80}; retrain without "
+                "the client"
             )
         if not request.stayers:
-            raise UnlearnRefusedError(f"{NAME} needs other clients, and nobody stays")
+            raise UnlearnRefusedError(
+                f"{PGA.name} needs other clients, and nobody stays"
+            )
         clients = ledger.clients()
         found = {}
         for name in sorted(request.forget):

@@ -1,162 +1,122 @@
-"""The only list of methods; the command line and comparisons pick them up from here."""
+"""How methods are found: built in, in installed packages, or in a module named.
+
+A package offers a method by an entry point of the group `fastfedul.methods`. A module
+that is no package's is named in full, as `package.module:Class`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib.metadata import entry_points
+from typing import Any
 
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.ledger.keeping import Keep
-from fastfedul.ledger.views import KeptView
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.methods.cdp import CDP
-from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.skews import (
-    PAPERS_DAMPING,
-    Kronecker,
-    NoSkew,
-    Scalar,
-    skew_of,
-)
+from fastfedul.methods.fast_fedul.variants import VARIANTS
 from fastfedul.methods.federaser import FedAccum, FedEraser
 from fastfedul.methods.fedrecover import FedRecover
 from fastfedul.methods.kd import KD
 from fastfedul.methods.pga import PGA
 from fastfedul.methods.protocol import (
+    Method,
     Needs,
-    Unlearner,
-    UnlearnRequest,
-    UnlearnResult,
-    require_rounds_for,
+    RunFacts,
+    method_note,
 )
 from fastfedul.methods.retrain import Retrain
 
+GROUP = "fastfedul.methods"
+"""Entry points of methods: a class, or a function of the settings."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnSample:
-    """A method applied as if only a sample of the updates had been kept.
+_CLASSES = (Retrain, FedEraser, FedAccum, CDP, PGA, KD, FedRecover)
+
+BUILT_IN: dict[str, Callable[..., Method]] = {
+    **{method.name: method for method in _CLASSES},
+    **VARIANTS,
+}
+"""Name to what makes the method from its settings."""
+
+SHOWN_BY_DEFAULT = tuple(VARIANTS)
+"""Methods that a comparison shows if none is named: they need the server alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodEntry:
+    """A method as lists show it.
 
     Attributes:
-        method: The method.
-        keep: What would have been kept.
+        name: Name by which `compare --methods` and `forget --method` find it.
+        note: What the method does, in one line.
+        needs: What it cannot do without; None if it cannot be made without settings.
+        settings: Names of its settings.
+        is_retraining: Whether it gives the retrained model itself.
+        problem: Why it cannot be used; None if it can.
     """
 
-    method: Unlearner
-    keep: Keep
+    name: str
+    note: str
+    needs: Needs | None
+    settings: tuple[str, ...]
+    is_retraining: bool
+    problem: str | None = None
 
     @property
-    def needs(self) -> Needs:
-        """What the method needs."""
-        return self.method.needs
-
-    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
-        """Return the method's answer from the smaller history.
-
-        Raises:
-            UnlearnRefusedError: If the ledger itself is a sample: whether an update is
-                there then depends on two draws, and the second knows only its own.
-        """
-        require_rounds_for("a sample of the updates", request.ledger)
-        for client in sorted(request.forget):
-            updates = request.ledger.updates_of(client)
-            if any(not u.kept or u.keep_probability < 1 for u in updates):
-                raise UnlearnRefusedError(
-                    f"not every update of client {client!r:.80} was kept, so this "
-                    "ledger cannot show what a smaller one would give; use fast-fedul"
-                )
-        view = KeptView(request.ledger, self.keep)
-        return self.method(UnlearnRequest(view, request.forget, request.federation))
+    def needs_help(self) -> bool:
+        """Whether it needs clients or images, besides the history."""
+        found = self.needs
+        return found is None or found.target or found.others or found.server_data
 
 
-def _fast_fedul(
-    skew: str | None = None,
-    damping: float = PAPERS_DAMPING,
-    updates: int | Literal["all"] | None = None,
-    keep: str = "all",
-    keep_seed: int = 0,
-) -> Unlearner:
-    """Return Fast-FedUL as `forget` uses it, or with another skew.
-
-    Whoever compares wants to see also what a badly covered client comes to, so a
-    sample is never refused.
-    """
-    chosen: dict[str, object] = {"skew": skew, "damping": damping, "updates": updates}
-    method = FastFedUL(
-        skew=None
-        if skew is None and updates is None
-        else skew_of({**chosen, "skew": skew or Kronecker.name}),
-        minimum_coverage=0.2 if keep == "all" else 0,
-    )
-    if keep == "all":
-        return method
-    policy = Keep.parse(keep, seed=keep_seed)
-    return OnSample(method=method, keep=policy)
+def method_names() -> tuple[str, ...]:
+    """Return the names of all methods: those built in, then those of other packages."""
+    others = sorted(set(entry_points(group=GROUP).names) - set(BUILT_IN))
+    return (*BUILT_IN, *others)
 
 
-def _papers(
-    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
-) -> Unlearner:
-    """Return Fast-FedUL as in the paper."""
-    return _fast_fedul("scalar", damping, keep=keep, keep_seed=keep_seed)
+def list_methods() -> tuple[MethodEntry, ...]:
+    """Return all methods; one that cannot be loaded is listed with the reason."""
+    return tuple(describe_method(name) for name in method_names())
 
 
-def _random_keeping(
-    damping: float = PAPERS_DAMPING, keep: str = "uniform:5", keep_seed: int = 0
-) -> Unlearner:
-    # The paper keeps 5 updates a round.
-    return _papers(damping, keep, keep_seed)
+def describe_method(name: str) -> MethodEntry:
+    """Return a method as lists show it."""
+    try:
+        make = _maker(name)
+        settings = tuple(_parameters(make))
+        retraining = bool(getattr(make, "is_retraining", False))
+        note = method_note(make)
+        try:
+            needs = make().needs
+        except Exception:  # Whatever another package's method needs to be made.
+            needs = None
+    except FastFedULError as error:
+        return MethodEntry(name, "", None, (), False, str(error))
+    return MethodEntry(name, note, needs, settings, retraining)
 
 
-def _no_skew() -> Unlearner:
-    return FastFedUL(skew=NoSkew())
-
-
-def _half_skew(damping: float = PAPERS_DAMPING) -> Unlearner:
-    return FastFedUL(skew=Scalar(damping, rounds="alternate"))
-
-
-METHODS: dict[str, Callable[..., Unlearner]] = {
-    "retrain": Retrain,
-    "federaser": FedEraser,
-    "fedaccum": FedAccum,
-    "cdp": CDP,
-    "pga": PGA,
-    "kd": KD,
-    "fedrecover": FedRecover,
-    "fast-fedul": _fast_fedul,
-    "fast-fedul-paper": _papers,
-    "fast-fedul-1": _random_keeping,
-    "fast-fedul-2": _no_skew,
-    "fast-fedul-3": _half_skew,
-}
-"""Name to a function of the settings that gives the method."""
-
-DAMPED = ("fast-fedul-paper", "fast-fedul-1", "fast-fedul-3")
-"""Methods that have a damping."""
-
-SERVER_ONLY = (
-    "fast-fedul",
-    "fast-fedul-paper",
-    "fast-fedul-1",
-    "fast-fedul-2",
-    "fast-fedul-3",
-)
-"""Methods that need nothing but the history; comparisons show them by default."""
-
-
-def find_method(name: str, settings: Mapping[str, Any] | None = None) -> Unlearner:
+def find_method(
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+    facts: RunFacts | None = None,
+) -> Method:
     """Return a method by name, with its settings.
 
+    Args:
+        name: A name of `method_names`, or `package.module:Class`.
+        settings: Settings of the method, by name.
+        facts: What a run can tell; settings that are given win over it.
+
     Raises:
-        InvalidInputError: If there is none of that name, or it has no such setting.
+        InvalidInputError: If there is no such method, or it has no such setting.
     """
-    if name not in METHODS:
-        raise InvalidInputError(
-            f"unknown method {name!r:.40}; choose from {', '.join(METHODS)}"
-        )
-    given, make = dict(settings or {}), METHODS[name]
-    known = inspect.signature(make).parameters
+    make = _maker(name)
+    defaults = getattr(make, "defaults", None)
+    usual = defaults(facts) if callable(defaults) and facts is not None else {}
+    given = dict(settings or {})
+    known = _parameters(make)
     unknown = [key for key in given if key not in known]
     if unknown:
         raise InvalidInputError(
@@ -164,9 +124,85 @@ def find_method(name: str, settings: Mapping[str, Any] | None = None) -> Unlearn
             f"{', '.join(known) or 'none'}"
         )
     try:
-        return make(**given)
-    except (TypeError, AttributeError):
+        found = make(**{**usual, **given})
+    except FastFedULError:
+        raise
+    except Exception as error:
         said = ", ".join(f"{key}={value!r:.40}" for key, value in given.items())
         raise InvalidInputError(
-            f"a setting of {name} is of the wrong kind: {said}"
+            f"a setting of {name} is of the wrong kind: {said or 'none was given'} "
+            f"({type(error).__name__})"
         ) from None
+    return require_method(found)
+
+
+def has_default(name: str, setting: str) -> bool:
+    """Return whether a method has such a setting, and a value for it by default."""
+    found = inspect.signature(_maker(name)).parameters.get(setting)
+    return found is not None and found.default not in (None, inspect.Parameter.empty)
+
+
+def require_method(found: object) -> Method:
+    """Return what was handed in as a method.
+
+    Raises:
+        InvalidInputError: If it is none.
+    """
+    wanted = ("name", str), ("needs", Needs)
+    missing = [n for n, kind in wanted if not isinstance(getattr(found, n, None), kind)]
+    if missing or not callable(found) or isinstance(found, type):
+        what = f"it has no {missing[0]}" if missing else "it cannot be called"
+        if isinstance(found, type):
+            what = "it is a class; make one, as in FastFedUL()"
+        raise InvalidInputError(f"{found!r:.60} is no method: {what}")
+    return found  # type: ignore[return-value]
+
+
+def _maker(name: str) -> Callable[..., Method]:
+    """Return what makes a method from its settings."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ":" in name:
+        return _imported(name)
+    found = entry_points(group=GROUP)
+    if name not in found.names:
+        raise InvalidInputError(
+            f"unknown method {name!r:.40}; choose from {', '.join(method_names())}, or "
+            "name your own as package.module:Class"
+        )
+    try:
+        make = found[name].load()
+    except Exception as error:  # A package of anybody's may fail in any way.
+        raise InvalidInputError(
+            f"the method {name!r:.40} cannot be loaded from {found[name].value!r:.80}: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return _callable(name, make)
+
+
+def _imported(name: str) -> Callable[..., Method]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # A module of anybody's may fail in any way.
+        raise InvalidInputError(
+            f"the method {name!r:.80} cannot be loaded: {type(error).__name__}: {error}"
+        ) from None
+    return _callable(name, found)
+
+
+def _callable(name: str, found: object) -> Callable[..., Method]:
+    if not callable(found):
+        raise InvalidInputError(
+            f"the method {name!r:.80} is {type(found).__name__}, not a class"
+        )
+    return found
+
+
+def _parameters(make: Callable[..., Method]) -> tuple[str, ...]:
+    """Return the names of the settings; what is set by the program is none."""
+    try:
+        found = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in found if p.name != "progress")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
@@ -26,12 +27,10 @@ from fastfedul.methods.protocol import (
     federation_of,
 )
 
-NAME = "retrain"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrain:
-    """Trains from scratch without the forgotten clients; exact, and the dearest.
+    """Trains again from the first model without the clients; exact, and the dearest.
 
     Attributes:
         progress: Called with the number of each round that is done.
@@ -40,15 +39,13 @@ class Retrain:
     progress: Callable[[int], None] | None = field(
         default=None, compare=False, repr=False
     )
-
-    @property
-    def needs(self) -> Needs:
-        """Everybody else, in every round; of the history only its first model."""
-        return Needs(others=True)
+    name: ClassVar[str] = "retrain"
+    needs: ClassVar[Needs] = Needs(others=True)
+    is_retraining: ClassVar[bool] = True
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model of the same run without them."""
-        federation = federation_of(request, NAME, self.needs)
+        federation = federation_of(request, self)
         _check(request, federation)
         model = request.ledger.initial
         rounds = run_rounds(
@@ -77,19 +74,19 @@ def _check(request: UnlearnRequest, federation: Federation) -> None:
     aggregation = request.ledger.settings.aggregation
     if aggregation != MEAN:
         raise UnlearnRefusedError(
-            f"{NAME} averages the updates, but this run was aggregated by "
+            f"{Retrain.name} averages the updates, but this run was aggregated by "
             f"{aggregation!r:.80}; train it anew with the program that trained it"
         )
     sampled = any(round_.use == "aggregate" for round_ in request.ledger.rounds())
     if sampled and federation.select is None:
         raise UnlearnRefusedError(
-            f"{NAME} cannot repeat a run that aggregated only a sample of the updates, "
-            "because this federation does not say how the sample was drawn; train "
-            "again with the same options and without the client"
+            f"{Retrain.name} cannot repeat a run that aggregated only a sample of the "
+            "updates, because this federation does not say how the sample was drawn; "
+            "train again with the same options and without the client"
         )
     missing = sorted(set(request.stayers) - set(federation.clients.data))
     if missing:
         raise UnlearnRefusedError(
-            f"{NAME} needs every client that stays, and {missing[0]!r:.80} is not in "
-            "this federation; forget it too, or bring it back"
+            f"{Retrain.name} needs every client that stays, and {missing[0]!r:.80} is "
+            "not in this federation; forget it too, or bring it back"
         )

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfedul.report.content import Floats, RoundPoint, Row
+from fastfedul.report.content import Contributions, Floats, RoundPoint, Row
 from fastfedul.report.drawing import (
     ATTACK,
     BLUE,
+    EMPTY,
+    GREEN,
     INK,
     RIGHT,
     VERMILLION,
@@ -26,13 +28,22 @@ from fastfedul.report.wording import (
     shorten,
     show_number,
     show_share,
+    tidy,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+MAX_CLIENTS = 30
+"""More clients do not fit; those forgotten and the largest contributors are shown."""
+MAX_LAYERS = 24
+"""More arrays do not fit; the first and the last ones are shown."""
 
 _LABEL_COLUMNS = 18
+_CLIENT_COLUMNS = 14
+_LAYER_COLUMNS = 18
 _BIN_WIDTHS = (0.25, 0.5, 1, 2, 5, 10, 15)
 
 
@@ -123,6 +134,79 @@ def draw_angles(unit_angles: Mapping[str, Floats]) -> str:
     return draw("angles", text, 60 + 105 * len(finite), paint)
 
 
+def draw_contributions(
+    contributions: Contributions, forgotten: Sequence[tuple[int, str]] = ()
+) -> str:
+    """Return a map of clients by rounds: who contributed how much when.
+
+    Grey is a client that took no part; a bar marks where a client was forgotten.
+    """
+    places = _choose_clients(contributions, {name for _, name in forgotten})
+    clients = [contributions.clients[place] for place in places]
+    values = np.asarray(contributions.values, np.float64)[places]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        picture = _add_fields(axes, values)
+        names = [shorten(client, _CLIENT_COLUMNS) for client in clients]
+        axes.set_yticks(range(len(clients)), names)
+        axes.tick_params(axis="y", length=0)
+        use_whole_numbers(axes.xaxis)
+        axes.set_xlabel("round of training")
+        _mark_forgotten(axes, clients, forgotten)
+        bar = figure.colorbar(picture, location="top", aspect=40, pad=0.02)
+        bar.set_label("size of the contribution")
+        bar.outline.set_visible(False)
+
+    text = (
+        f"Heat map of the contributions of {len(clients)} of "
+        f"{len(contributions.clients)} clients over {values.shape[1]} rounds."
+    )
+    return draw("contributions", text, 110 + 17 * len(clients), paint)
+
+
+def draw_held_back(removed_by_layer: Sequence[tuple[str, float | None]]) -> str:
+    """Return a bar for each array: what was removed, and what was held back.
+
+    Args:
+        removed_by_layer: Name of each array and the part of the difference that was
+            removed, None where there was no difference. A part may be a little below 0
+            or above 1, because directions cross layers.
+    """
+    told = [(name, kept) for name, kept in removed_by_layer if kept is not None]
+    shown = told
+    if len(told) > MAX_LAYERS:
+        half = MAX_LAYERS // 2
+        shown = [*told[:half], *told[-half:]]
+    parts = [min(1.0, max(0.0, kept)) for _, kept in shown]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        places = range(len(shown))
+        axes.barh(places, [1.0] * len(shown), color=EMPTY, label="held back")
+        axes.barh(places, parts, color=GREEN, label="removed")
+        axes.set_yticks(places, [_keep_end(name) for name, _ in shown])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        label_percent(axes.xaxis)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.tick_params(length=0)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(
+            handles[::-1],
+            labels[::-1],
+            loc="outside upper left",
+            ncols=2,
+            borderpad=0.1,
+        )
+
+    text = "Bar chart of what was removed in each layer. " + "; ".join(
+        f"{tidy(name)}: {part:.0%}"
+        for (name, _), part in list(zip(shown, parts, strict=True))[:12]
+    )
+    return draw("heldback", text, 70 + 18 * len(shown), paint)
+
+
 def _mark_end(axes: Axes, last: RoundPoint) -> None:
     axes.plot(last.round, last.main, "o", color=BLUE, clip_on=False)
     if last.backdoor is not None:
@@ -199,3 +283,49 @@ def _mark_mean(axes: Axes, angles: Floats) -> None:
 
 def _mean(angles: Floats) -> float | None:
     return float(angles.mean()) if angles.size else None
+
+
+def _add_fields(axes: Axes, values: Floats) -> AxesImage:
+    from matplotlib import colormaps
+
+    known = values[np.isfinite(values)]
+    return axes.imshow(
+        np.ma.masked_invalid(values),
+        colormaps["Blues"].with_extremes(bad=EMPTY),
+        aspect="auto",
+        interpolation="none",
+        extent=(0.5, values.shape[1] + 0.5, len(values) - 0.5, -0.5),
+        vmin=min(0.0, float(known.min(initial=0))),
+        vmax=float(known.max(initial=0)) or 1.0,
+    )
+
+
+def _choose_clients(contributions: Contributions, forgotten: set[str]) -> list[int]:
+    """Return the rows to show, in their own order."""
+    if len(contributions.clients) <= MAX_CLIENTS:
+        return list(range(len(contributions.clients)))
+    sizes = np.abs(np.nan_to_num(contributions.values, nan=0, posinf=0, neginf=0))
+    total = sizes.sum(axis=1, dtype=np.float64)
+    first = np.array([name not in forgotten for name in contributions.clients])
+    order = np.lexsort((-total, first))
+    return sorted(order[:MAX_CLIENTS].tolist())
+
+
+def _mark_forgotten(
+    axes: Axes, clients: Sequence[str], forgotten: Sequence[tuple[int, str]]
+) -> None:
+    rows = {name: place for place, name in enumerate(clients)}
+    labels = axes.get_yticklabels()
+    for number, name in forgotten:
+        if name in rows:
+            place = rows[name]
+            labels[place].set(color=VERMILLION, fontweight="bold")
+            ends = (place - 0.45, place + 0.45)
+            at = (number + 0.5, number + 0.5)
+            axes.plot(at, ends, color=VERMILLION, linewidth=4, clip_on=False)
+
+
+def _keep_end(name: str) -> str:
+    """Return a name that leaves room for the bars; its end tells layers apart."""
+    name = tidy(name)
+    return name if len(name) <= _LAYER_COLUMNS else "…" + name[1 - _LAYER_COLUMNS :]

@@ -1,4 +1,4 @@
-"""From a painted figure to SVG text that can stand in a page beside others."""
+"""Figures as SVG text that stands in a page beside others, in its colours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import require_extra
 from fastfedul.report.content import RoundPoint
 from fastfedul.report.wording import tidy
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart also by people who are colour-blind.
 BLUE, VERMILLION, GREEN = "#0072b2", "#d55e00", "#009e73"
-INK, FAINT, EMPTY = "#1f2933", "#667380", "#d5dae0"
+INK, FAINT, EMPTY, GRID = "#1f2933", "#667380", "#d5dae0", "#e4e8ec"
+_WHITE = "#ffffff"
+_PAGE_COLOURS = {
+    **{BLUE: "accent", VERMILLION: "mark", GREEN: "good"},
+    **{INK: "ink", FAINT: "soft", EMPTY: "empty", GRID: "line", _WHITE: "card"},
+}
+"""Names that the page's style gives to colours; they change where it is dark."""
 
 RIGHT, ATTACK = "right answers", "attack works"
 
@@ -37,7 +43,7 @@ LOOK: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.unicode_minus": False,
-    "grid.color": "#e4e8ec",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "text.color": INK,
     "text.parse_math": False,
@@ -64,6 +70,7 @@ _STYLE: dict[str, Any] = {
     "savefig.facecolor": "none",
     "svg.image_inline": True,
 }
+_COLOUR = re.compile(r": (#[0-9a-f]{6})\b")
 _SHEET = re.compile(r'<defs>\s*<style type="text/css">[^<]*</style>\s*</defs>')
 
 
@@ -84,13 +91,9 @@ def draw(
     Raises:
         InvalidInputError: If matplotlib is not installed.
     """
-    try:
+    with require_extra("report", "charts need matplotlib"):
         from matplotlib import style
         from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidInputError(
-            "charts need matplotlib; install it with pip install 'fastfedul[report]'"
-        ) from None
     text = io.StringIO()
     with style.context(["default", _STYLE | {"svg.hashsalt": name}]):
         size = (WIDTH / _POINTS_PER_INCH, height / _POINTS_PER_INCH)
@@ -161,4 +164,11 @@ def _embeddable(svg: str, name: str, description: str) -> str:
 
 def _with_names(tag: str, name: str) -> str:
     tag = re.sub(r'(?<= )id="(?:[a-z]+[0-9.]*_)+[0-9]+"', "", tag)
+    tag = _COLOUR.sub(lambda found: _with_page_colour(found[1]), tag)
     return re.sub(r'((?<= )id="|url\(#|href="#)', rf"\g<1>{name}-", tag)
+
+
+def _with_page_colour(colour: str) -> str:
+    """Return the colour as the page names it; outside a page, as it is."""
+    name = _PAGE_COLOURS.get(colour)
+    return f": var(--{name}, {colour})" if name else f": {colour}"

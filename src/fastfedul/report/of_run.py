@@ -6,14 +6,13 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from fastfedul.evaluate.comparison import BEFORE, NOW, RETRAINED, Evaluation
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.methods.registry import SERVER_ONLY
+from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 from fastfedul.report.content import (
     Contributions,
     ExampleImages,
@@ -79,7 +78,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
         examples=_examples(comparison),
         settings={
             key: "default" if value is None else value
-            for key, value in asdict(config).items()
+            for key, value in config.to_options().items()
         },
         commands=_commands(config.to_toml(), comparison),
         notes=_notes(comparison),
@@ -87,7 +86,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
 
 
 def _title(comparison: Comparison) -> str:
-    names, data = ", ".join(comparison.forget), comparison.prepared.config.data
+    names, data = ", ".join(comparison.forget), comparison.prepared.config.data.source
     if comparison.rows[0].method != NOW:
         return f"Forgetting {names} from a model of {data}"
     return f"A model of {data}" + (f" without {names}" if names else "")
@@ -96,10 +95,8 @@ def _title(comparison: Comparison) -> str:
 def _summary(comparison: Comparison) -> tuple[str, ...]:
     config, attack = comparison.prepared.config, comparison.prepared.attack
     who = ", ".join(comparison.forget)
-    first = (
-        f"{config.clients} clients trained one model together over {config.rounds} "
-        f"rounds."
-    )
+    count = len(comparison.prepared.clients)
+    first = f"{count} clients trained one model together over {config.rounds} rounds."
     if attack.kind == "none":
         return (first, f"{who} was honest and leaves.") if who else (first,)
     bad = ", ".join(attack.attackers)
@@ -108,7 +105,7 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
         then = "Nobody was forgotten."
     elif comparison.rows[0].method == NOW:
         then = f"{who} was forgotten, and the model is shown as it is now."
-    elif methods and set(methods) <= set(SERVER_ONLY):
+    elif methods and set(methods) <= set(SHOWN_BY_DEFAULT):
         then = f"The server then forgot {who} from its records alone."
     else:
         then = f"Then {who} was forgotten, in every way that the table shows."
@@ -174,7 +171,8 @@ def _contributions(ledger: LedgerReader) -> Contributions:
 
 def _examples(comparison: Comparison) -> ExampleImages | None:
     prepared = comparison.prepared
-    if prepared.attack.kind == "none" or not len(prepared.backdoor.labels):
+    attacked = prepared.attack.kind != "none" and len(prepared.backdoor.labels)
+    if not attacked or not prepared.dataset.is_images:
         return None
     images = prepared.backdoor.images[:_EXAMPLES]
     target = prepared.attack.target_label
@@ -188,11 +186,13 @@ def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
         return ()
     options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
     forget = "".join(f" --forget {shlex.quote(name)}" for name in comparison.forget)
+    damping = comparison.damping
+    damped = "" if damping is None else f" --damping {float(damping)!r}"
     return (
         f"cat > run.toml <<'END'{options}\nEND",
         "fastfedul train RUN --config run.toml",
-        f"fastfedul compare RUN{forget} --methods {','.join(methods)} "
-        f"--damping {float(comparison.damping)!r}{_set_options(comparison)}",
+        f"fastfedul compare RUN{forget} --methods {','.join(methods)}{damped}"
+        f"{_set_options(comparison)}",
     )
 
 

@@ -20,7 +20,7 @@ _UNSHOWABLE = re.compile(
 
 
 def tidy(text: str) -> str:
-    r"""Return the text on one line, with a sign for what cannot be shown.
+    r"""Return the text on one line, with a sign for each character without a shape.
 
     >>> tidy("two\nlines")
     'two�lines'
@@ -50,7 +50,7 @@ def shorten(text: str, width: int = 60) -> str:
 
 
 def show_method(method: str) -> tuple[str, str]:
-    """Return what a row of the comparison is called: the case, and by which method.
+    """Return the case that a row of a comparison shows, and the method if one made it.
 
     >>> show_method("before"), show_method("fast-fedul")
     (('Before', ''), ('After', 'fast-fedul'))
@@ -90,6 +90,12 @@ def show_number(value: float | None, digits: int) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     return f"{value:,.{digits}f}"
+
+
+def show_degrees(value: float | None) -> str:
+    """Return an angle with one digit."""
+    shown = show_number(value, 1)
+    return shown if shown == NOTHING else f"{shown}°"
 
 
 def show_distance(value: float | None) -> str:

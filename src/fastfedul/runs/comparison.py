@@ -36,11 +36,16 @@ from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.views import KeptView
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import Reaction
-from fastfedul.methods.protocol import Unlearner, UnlearnRequest, measured
-from fastfedul.methods.registry import DAMPED, SERVER_ONLY, find_method
+from fastfedul.methods.protocol import (
+    Method,
+    RunFacts,
+    UnlearnRequest,
+    measured,
+    needs_help,
+)
+from fastfedul.methods.registry import SHOWN_BY_DEFAULT, find_method, has_default
 from fastfedul.methods.retrain import Retrain
 from fastfedul.records import ClientId, Model
-from fastfedul.runs.config import RunConfig
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.runs.training import load_config
 
@@ -78,9 +83,10 @@ class Comparison:
         reaction: What Fast-FedUL saw of the others' reaction; None if it was not
             asked, or does not look.
         keeping: Whom optimal keeping prefers.
-        damping: Damping of the paper's method and its variants.
+        damping: Damping of skew scalar, if one was given.
         refused: Methods that could not be used here, and why.
         settings: Settings of methods, as they were given.
+        caveats: What to know about some of the methods.
     """
 
     prepared: Prepared
@@ -88,17 +94,18 @@ class Comparison:
     rows: tuple[Evaluation, ...]
     reaction: Reaction | None
     keeping: Keeping
-    damping: float
+    damping: float | None
     refused: Mapping[str, str]
     settings: Settings = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
 
 
 def compare(
     folder: Path,
     forget: Sequence[ClientId] = (),
     *,
-    methods: Sequence[str] = SERVER_ONLY,
-    damping: float = 0.07,
+    methods: Sequence[str | Method] = SHOWN_BY_DEFAULT,
+    damping: float | None = None,
     settings: Settings | None = None,
     say: Say = lambda what, done, total: None,
 ) -> Comparison:
@@ -110,16 +117,16 @@ def compare(
     Args:
         folder: The run.
         forget: Whom to forget; by default the attackers that are still there.
-        methods: Names of methods.
-        damping: Damping of the paper's method and its variants.
+        methods: Names of methods, or methods with their settings.
+        damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
         say: Told how far it is.
     """
     config = load_config(folder)
     prepared = prepare(config)
-    names = tuple(sorted(set(forget) or active_attackers(folder, config)))
+    names = tuple(sorted(set(forget) or active_attackers(folder, prepared)))
     if not names:
-        attacked = config.attack != "none"
+        attacked = config.attack.kind != "none"
         why = "every attacker has gone from" if attacked else "nobody attacks in"
         raise InvalidInputError(f"{why} this run; name a client to forget")
     chosen = find_methods(methods, prepared, damping, settings or {})
@@ -179,16 +186,21 @@ def compare(
         damping,
         refused,
         settings or {},
+        tuple(
+            text
+            for name, method in chosen.items()
+            if name not in refused and (text := getattr(method, "caveat", None))
+        ),
     )
 
 
-def active_attackers(folder: Path, config: RunConfig) -> set[ClientId]:
+def active_attackers(folder: Path, prepared: Prepared) -> set[ClientId]:
     """Return the attackers that nobody has forgotten yet."""
     with LedgerReader(folder) as ledger:
         known = ledger.clients()
     return {
         name
-        for name in config.poisoning.attackers
+        for name in prepared.attack.attackers
         if name not in known or known[name].state == "active"
     }
 
@@ -214,7 +226,7 @@ def look_back(folder: Path, say: Say) -> Comparison:
                 _row("retrained", again, questions, now, again, seconds, calls),
             ]
         keeping = keeping_of(ledger, prepared.attack.attackers)
-    return Comparison(prepared, gone, tuple(rows), None, keeping, 0.0, {})
+    return Comparison(prepared, gone, tuple(rows), None, keeping, None, {})
 
 
 @contextmanager
@@ -240,38 +252,40 @@ def _unchanged(ledger: LedgerReader) -> Iterator[None]:
 
 
 def find_methods(
-    names: Sequence[str], prepared: Prepared, damping: float, settings: Settings
-) -> dict[str, Unlearner]:
-    """Return methods with their settings, and with what only the run can tell."""
+    methods: Sequence[str | Method],
+    prepared: Prepared,
+    damping: float | None,
+    settings: Settings,
+) -> dict[str, Method]:
+    """Return methods by name with their settings, and with what only the run can tell.
+
+    Raises:
+        InvalidInputError: If there are settings for a method that is not compared.
+    """
+    names = [m if isinstance(m, str) else m.name for m in methods]
     unknown = sorted(set(settings) - set(names))
     if unknown:
         raise InvalidInputError(
             f"there are settings for {unknown[0]!r:.40}, which is not compared; add it "
             "to the methods"
         )
-    label = prepared.attack.target_label
-    found = {}
-    for name in names:
-        usual: dict[str, Any] = {}
-        if name in DAMPED:
-            usual["damping"] = damping
-        if name == "cdp" and label is not None:
-            usual["label"] = label
-        found[name] = find_method(name, {**usual, **settings.get(name, {})})
+    facts = RunFacts(target_label=prepared.attack.target_label)
+    found: dict[str, Method] = {}
+    for method in methods:
+        if not isinstance(method, str):
+            found[method.name] = method
+            continue
+        own = dict(settings.get(method, {}))
+        if damping is not None and has_default(method, "damping"):
+            own.setdefault("damping", damping)
+        found[method] = find_method(method, own, facts)
     return found
-
-
-def needs_help(method: Unlearner) -> bool:
-    """Return whether a method needs more than the history."""
-    needs = method.needs
-    return needs.target or needs.others or needs.server_data
 
 
 def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
     """Return what the models of a run are asked."""
     own = [data for data in prepared.clients if data.client in target]
-    shape = prepared.dataset.image_shape
-    none: Images = np.zeros((0, *shape), np.uint8)
+    none: Images = prepared.dataset.test_images[:0]
     images = np.concatenate([none, *(data.images for data in own)])
     labels = np.concatenate([np.zeros(0, np.int64), *(data.labels for data in own)])
     return Questions(

@@ -1,250 +1,64 @@
-"""Every option of a run, with its default; kept as TOML beside the run."""
+"""The configuration of a run: every option with its default, its limits and its help.
+
+The command line, the TOML file of a run and Python code read the same fields. In
+Python and in TOML the options stand in parts (`data`, `local`, ...). On the command
+line they are flat: `--attack-scale` is the field `scale` of the part `attack`.
+"""
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Self
 
-from fastfedul.data.attacks.backdoor import Attack, parse_attackers
+import tomli_w
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from fastfedul.data.attacks.backdoor import Attack, Kind, parse_attackers
 from fastfedul.data.partition import Partition, client_name
+from fastfedul.data.sources import DEFAULT, is_path
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.rounds import Schedule
-from fastfedul.federation.trainer import LocalTraining
+from fastfedul.federation.rounds import Schedule, Weighting
+from fastfedul.federation.trainer import AUTO, LocalTraining
 from fastfedul.files import write_whole
+from fastfedul.forgetting.folder import RUN_CONFIG as CONFIG
 from fastfedul.ledger.keeping import Keep
-from fastfedul.ledger.store.codec import STORAGE_DTYPES
-from fastfedul.records import ClientId
-
-CONFIG = "config.toml"
-"""The file of a run that has its options."""
-
-LAST_OPTION = "forget"
-"""Is always written, after all others: without it a file was cut."""
-_PARTS = (
-    *("local", "schedule", "split", "policy", "budget_bytes", "poisoning"),
-    "forgetting",
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
+from fastfedul.methods.protocol import Method
+from fastfedul.methods.registry import find_method
+from fastfedul.records import ClientId, KeepUse, StorageDtype
+from fastfedul.runs.options import (
+    Option,
+    Options,
+    flag_of,
+    flatten_options,
+    nest_options,
+    option_fields,
 )
-_ATTACK_OPTIONS = ("attackers", "poison_ratio", "target_label", "attack_scale")
+
+__all__ = ["CONFIG", "RunConfig", "findable", "parse_bytes"]
+
+NUM_CLIENTS = 10
+"""How many clients share data that nobody owns yet, unless the options say it."""
+
+_BEGIN, _END = "# fastfedul run", "# end of the configuration"
 _UNITS = {
     **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
     **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """What a run does; with nothing set, ten clients learn digits in seconds.
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return a validator that refuses a text that cannot be parsed."""
 
-    Attributes:
-        data: Name of a data set, or path of an `.npz` file.
-        train_size: How many training images to use; None for all.
-        clients: How many clients there are, called `client-0`, `client-1`, ...
-        per_round: How many are drawn for a round; None for all.
-        rounds: How many rounds the whole run has.
-        epochs: How often a client goes through its images in a round.
-        batch_size: Images of a step.
-        lr: Learning rate.
-        momentum: That of the clients' SGD.
-        weight_decay: That of the clients' SGD.
-        partition: `iid`, `dirichlet:B` or `level:R`.
-        attack: `none`, `pixel`, `edge-case` or `label-flip`.
-        attackers: How many, or names with commas; None for one if there is an attack.
-        poison_ratio: Share of poisoned images; None for the usual one of the attack.
-        target_label: Class the attackers want; None for the usual one of the attack.
-        attack_scale: What attackers multiply their updates by.
-        weighting: `size` or `equal`.
-        dropout: Probability that a client misses a round.
-        server_images: Clean images set aside for the server before splitting.
-        keep: Which updates the ledger keeps: `all`, `optimal:M`, `top:M`, `uniform:M`;
-            or `sums`: a sum per client and a few differences of two clients.
-        keep_use: `store`: everybody counts; `aggregate`: only what is kept.
-        store: How the ledger stores updates, or those differences.
-        budget: Bytes the ledger may take, such as `10GB`; None for any number.
-        model: `auto`, a built-in network, or `package.module:function`.
-        seed: Seed of everything.
-        workers: Processes; None for as many as pay. The results do not depend on it.
-        forget: `CLIENT@ROUND`: forget the client before that round starts.
-    """
+    def check(text: str) -> str:
+        parse(text)
+        return text
 
-    data: str = "digits"
-    train_size: int | None = None
-    clients: int = 10
-    per_round: int | None = None
-    rounds: int = 20
-    epochs: int = 2
-    batch_size: int = 32
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    partition: str = "iid"
-    attack: str = "none"
-    attackers: str | None = None
-    poison_ratio: float | None = None
-    target_label: int | None = None
-    attack_scale: float = 1.0
-    weighting: str = "size"
-    dropout: float = 0.0
-    server_images: int = 0
-    keep: str = "all"
-    keep_use: str = "store"
-    store: str = "float32"
-    budget: str | None = None
-    model: str = "auto"
-    seed: int = 0
-    workers: int | None = None
-    forget: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "train_size", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = name.replace("_", "-")
-                raise InvalidInputError(f"--{option} is {value}; choose 1 or more")
-        if self.seed < 0:
-            raise InvalidInputError(f"--seed is {self.seed}; choose 0 or more")
-        if self.per_round is not None and self.per_round > self.clients:
-            raise InvalidInputError(
-                f"--per-round is {self.per_round} but there are {self.clients} clients;"
-                f" choose 1 to {self.clients}"
-            )
-        if self.store not in STORAGE_DTYPES:
-            raise InvalidInputError(
-                f"--store is {self.store!r}; choose {', '.join(STORAGE_DTYPES)}"
-            )
-        self._check_attack()
-        for part in _PARTS:
-            getattr(self, part)
-
-    def _check_attack(self) -> None:
-        """Raise if something is said about an attack that there is not."""
-        for field in fields(self):
-            about_it = field.name in _ATTACK_OPTIONS
-            given = about_it and getattr(self, field.name) != field.default
-            if given and self.attack == "none":
-                raise InvalidInputError(
-                    f"--{field.name.replace('_', '-')} needs an attack; add --attack "
-                    "pixel, edge-case or label-flip"
-                )
-
-    @property
-    def names(self) -> tuple[ClientId, ...]:
-        """Names of all clients."""
-        return tuple(client_name(number) for number in range(self.clients))
-
-    @property
-    def local(self) -> LocalTraining:
-        """How a client trains."""
-        return LocalTraining(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
-
-    @property
-    def schedule(self) -> Schedule:
-        """Who takes part in a round."""
-        return Schedule(
-            seed=self.seed,
-            per_round=self.per_round,
-            dropout=self.dropout,
-            weighting=self.weighting,  # type: ignore[arg-type]
-        )
-
-    @property
-    def split(self) -> Partition:
-        """How the images are split among the clients."""
-        return Partition.parse(self.partition)
-
-    @property
-    def policy(self) -> Keep:
-        """Which updates the ledger keeps."""
-        use: Any = self.keep_use
-        return Keep.parse(self.keep, use=use, seed=self.seed)
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """Bytes the ledger may take."""
-        return None if self.budget is None else parse_bytes(self.budget)
-
-    @property
-    def poisoning(self) -> Attack:
-        """What the attackers do."""
-        kind: Any = self.attack
-        several = "1" if self.attackers is None else self.attackers
-        wanted = "0" if kind == "none" else several
-        return Attack(
-            kind=kind,
-            attackers=parse_attackers(wanted, self.names),
-            poison_ratio=self.poison_ratio,
-            target_label=self.target_label,
-            scale=self.attack_scale,
-        )
-
-    @property
-    def forgetting(self) -> dict[ClientId, int]:
-        """Before which round each client is to be forgotten."""
-        found: dict[ClientId, int] = {}
-        for text in self.forget:
-            client, _, number = text.rpartition("@")
-            if number.isdecimal() and client and client not in self.names:
-                raise InvalidInputError(
-                    f"--forget {text!r}: there is no client {client!r}; they are "
-                    f"{self.names[0]} to {self.names[-1]}"
-                )
-            if client not in self.names or not number.isdecimal():
-                raise InvalidInputError(
-                    f"cannot read --forget {text!r}; write CLIENT@ROUND, such as "
-                    f"{self.names[0]}@{max(1, self.rounds // 2)}"
-                )
-            if not 1 <= int(number) <= self.rounds:
-                raise InvalidInputError(
-                    f"--forget {text}: a client can be forgotten before round 1 to "
-                    f"{self.rounds}"
-                )
-            if client in found:
-                raise InvalidInputError(f"--forget names {client} twice; name it once")
-            found[client] = int(number)
-        if len(found) == self.clients:
-            raise InvalidInputError(
-                "--forget names all clients, and nobody would be left to train with"
-            )
-        return found
-
-    def to_toml(self) -> str:
-        """Return the options as TOML; those that are None are left out."""
-        lines = ["# fastfedul run"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                lines.append(f"{field.name.replace('_', '-')} = {_toml_value(value)}")
-        return "\n".join(lines) + "\n"
-
-    def save(self, path: Path) -> None:
-        """Write the options to a file, whole or not at all."""
-        write_whole(path, self.to_toml())
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """Return the options that a TOML file sets, checked for names and types.
-
-    Raises:
-        InvalidInputError: If the file cannot be read or sets something unknown.
-    """
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
-    return dict(_checked(found, path))
+    return AfterValidator(check)
 
 
 def parse_bytes(text: str) -> int:
@@ -265,47 +79,446 @@ def parse_bytes(text: str) -> int:
     return value
 
 
+def _to_text(value: object) -> object:
+    """Return a whole number as text: `attackers = 2` and `"2"` mean the same."""
+    return str(value) if type(value) is int else value
+
+
+_PartitionText = Annotated[str, _parsed_by(Partition.parse)]
+_KeepText = Annotated[str, _parsed_by(Keep.parse)]
+_BytesText = Annotated[str, _parsed_by(parse_bytes)]
+
+
+class DataOptions(Options):
+    """Which examples there are, and which client has which of them."""
+
+    main_field = "source"
+
+    source: Annotated[str, Option(name="data", metavar="NAME|FILE")] = Field(
+        default=DEFAULT, description="Data set, or an .npz file of your own."
+    )
+    train_size: Annotated[int | None, Option(unset="all")] = Field(
+        default=None, ge=1, description="Use so many training examples."
+    )
+    clients: Annotated[
+        int | None, Option(unset=f"{NUM_CLIENTS}, or those the file names")
+    ] = Field(default=None, ge=1, description="How many clients.")
+    partition: Annotated[
+        _PartitionText | None,
+        Option(metavar="SPLIT", unset="iid, or as in the file"),
+    ] = Field(
+        default=None,
+        description="How the clients share the examples: iid, dirichlet:B or level:R.",
+    )
+    server_images: int = Field(
+        default=0,
+        ge=0,
+        description="Clean examples set aside for the server before splitting.",
+    )
+
+    @property
+    def names(self) -> tuple[ClientId, ...] | None:
+        """Names of all clients; None if only the data file can say it."""
+        if self.clients is None and self.partition is None and is_path(self.source):
+            return None
+        return name_clients(self.clients)
+
+    @property
+    def split(self) -> Partition:
+        """How the examples are split among the clients."""
+        return Partition.parse(self.partition or "iid")
+
+
+class ScheduleOptions(Options):
+    """Which clients take part in a round, and with which share."""
+
+    per_round: Annotated[int | None, Option(unset="all")] = Field(
+        default=None, ge=1, description="Draw so many clients for each round."
+    )
+    weighting: Weighting = Field(
+        default="size", description="Whether a client with more examples counts more."
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Probability that a client misses a round."
+    )
+
+
+class LocalOptions(Options):
+    """How a client trains in a round."""
+
+    epochs: int = Field(
+        default=2,
+        ge=1,
+        description="How often a client goes through its examples in a round.",
+    )
+    batch_size: int = Field(default=32, ge=1, description="Examples of a step.")
+    lr: float = Field(
+        default=0.05, gt=0, description="Learning rate of the clients' SGD."
+    )
+    momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="Momentum of the clients' SGD."
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="Weight decay of the clients' SGD."
+    )
+
+    @property
+    def training(self) -> LocalTraining:
+        """The local training as a trainer gets it."""
+        return LocalTraining(**dict(self))
+
+
+class AttackOptions(Options):
+    """What the attackers do."""
+
+    main_field = "kind"
+
+    kind: Annotated[Kind, Option(name="attack", metavar="KIND")] = Field(
+        default="none",
+        description="What attackers do: none, pixel, edge-case or label-flip.",
+    )
+    attackers: Annotated[
+        str | None,
+        BeforeValidator(_to_text),
+        Option(metavar="COUNT|NAMES", unset="1"),
+    ] = Field(default=None, description="How many attack, or their names with commas.")
+    poison_ratio: Annotated[float | None, Option(unset="usual for the attack")] = Field(
+        default=None, gt=0, le=1, description="Share of poison."
+    )
+    target_label: Annotated[int | None, Option(unset="usual for the attack")] = Field(
+        default=None, ge=0, description="Class the attackers want."
+    )
+    scale: Annotated[float, Option(name="attack_scale")] = Field(
+        default=1.0, gt=0, description="Attackers multiply their updates by this."
+    )
+
+    @model_validator(mode="after")
+    def _check_used(self) -> Self:
+        """Raise if something is said about an attack that there is not."""
+        for option, place in option_fields(type(self)).items():
+            given = getattr(self, place.name) != place.field.default
+            if given and self.kind == "none":
+                raise InvalidInputError(
+                    f"{flag_of(option)} needs an attack; add --attack pixel, "
+                    "edge-case or label-flip"
+                )
+        return self
+
+    def of_clients(self, names: Sequence[ClientId]) -> Attack:
+        """Return the attack, with the attackers chosen from these clients."""
+        several = "1" if self.attackers is None else self.attackers
+        wanted = "0" if self.kind == "none" else several
+        return Attack(
+            kind=self.kind,
+            attackers=parse_attackers(wanted, names),
+            poison_ratio=self.poison_ratio,
+            target_label=self.target_label,
+            scale=self.scale,
+        )
+
+
+class RecordingOptions(Options):
+    """What the ledger keeps of each round."""
+
+    keep: Annotated[_KeepText, Option(metavar="KEEP")] = Field(
+        default="all",
+        description="Updates the ledger keeps of a round: all, optimal:M, top:M or "
+        "uniform:M; or sums: one sum per client and some differences of two, which "
+        "stays small however long it trains.",
+    )
+    keep_use: KeepUse = Field(
+        default="store", description="Whether updates that are not kept count."
+    )
+    dtype: Annotated[StorageDtype, Option(metavar="DTYPE")] = Field(
+        default="float32",
+        description="How the ledger stores updates: float32, bfloat16, float16, int8.",
+    )
+    budget: Annotated[
+        _BytesText | None, Option(metavar="BYTES", unset="any number", later=True)
+    ] = Field(
+        default=None,
+        description="Bytes the ledger may take, such as 500MB or 10GB. When a round "
+        "would exceed them, the ledger drops the oldest updates, small ones first.",
+    )
+
+    @model_validator(mode="after")
+    def _check_keeping(self) -> Self:
+        Keep.parse(self.keep, use=self.keep_use)
+        return self
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes the ledger may take."""
+        return None if self.budget is None else parse_bytes(self.budget)
+
+
+class ForgettingOptions(Options):
+    """Whom the run forgets while it trains, and how."""
+
+    forget: Annotated[tuple[str, ...], Option(metavar="CLIENT@ROUNDS", later=True)] = (
+        Field(
+            default=(),
+            strict=False,
+            description="Forget a client once so many rounds are trained, 1 or more, "
+            "and train on without it. Can be repeated.",
+        )
+    )
+    method: Annotated[str, Option(metavar="NAME", later=True)] = Field(
+        default=FastFedUL.name,
+        description="Method that forgets these clients, and those that requests name "
+        "while the run trains.",
+    )
+    skew: Annotated[
+        str | None, Option(metavar="SKEW", unset="of the method", later=True)
+    ] = Field(
+        default=None,
+        description="How the others' training pulls the model back: kronecker, scalar "
+        "or none.",
+    )
+    damping: Annotated[float | None, Option(unset="of the method", later=True)] = Field(
+        default=None,
+        description="With skew scalar: the part that a round pulls back, 0 to 1; the "
+        "paper's alpha with a minus.",
+    )
+    erase: Annotated[bool, Option(flags="--erase/--keep-history", later=True)] = Field(
+        default=True,
+        description="Whether the ledger also erases a forgotten client's history.",
+    )
+    settings: Annotated[
+        dict[str, bool | int | float | str],
+        Option(name="method_settings", hidden=True, later=True),
+    ] = Field(default={}, description="Other settings of the method, by their names.")
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        of_scalar = self.skew in (None, Scalar.name)
+        if self.damping is not None and not of_scalar:
+            raise InvalidInputError(
+                f"--damping belongs to --skew scalar, not to {self.skew!r:.40}; leave "
+                "one away"
+            )
+        self.make_method()
+        return self
+
+    def make_method(self) -> Method:
+        """Return the method with its settings."""
+        skew = self.skew
+        if skew is None and self.damping is not None and self.method == FastFedUL.name:
+            skew = Scalar.name
+        given = {"skew": skew, "damping": self.damping}
+        named = {name: value for name, value in given.items() if value is not None}
+        return find_method(self.method, {**named, **self.settings})
+
+    def plan(self, num_rounds: int) -> dict[ClientId, int]:
+        """Return before which round each client is to be forgotten."""
+        found: dict[ClientId, int] = {}
+        for text in self.forget:
+            client, _, number = text.rpartition("@")
+            if not client or not number.isdecimal():
+                raise InvalidInputError(
+                    f"cannot read --forget {text!r:.80}; write CLIENT@ROUND, such as "
+                    f"{client_name(0)}@{max(1, num_rounds // 2)}"
+                )
+            if not 1 <= int(number) <= num_rounds:
+                raise InvalidInputError(
+                    f"--forget {text}: a client can be forgotten before round 1 to "
+                    f"{num_rounds}"
+                )
+            if client in found:
+                raise InvalidInputError(f"--forget names {client} twice; name it once")
+            found[client] = int(number)
+        return found
+
+
+_LOCAL_PANEL = "Local training"
+
+
+class RunConfig(Options):
+    """What a run does; with nothing set, ten clients learn digits in seconds.
+
+    A part with one main field may be given as that field alone:
+    `RunConfig(data="digits", attack="pixel")`.
+
+    >>> RunConfig(attack="pixel", rounds=5).attack.kind
+    'pixel'
+    >>> RunConfig.from_options(attack="pixel", lr=0.1).local.lr
+    0.1
+    """
+
+    data: DataOptions = Field(default=DataOptions(), title="Data and clients")
+    rounds: Annotated[int, Option(panel="Rounds", later=True)] = Field(
+        default=20, ge=1, description="How many rounds the whole run has."
+    )
+    schedule: ScheduleOptions = Field(default=ScheduleOptions(), title="Rounds")
+    local: LocalOptions = Field(default=LocalOptions(), title=_LOCAL_PANEL)
+    model: Annotated[str, Option(metavar="MODEL", panel=_LOCAL_PANEL)] = Field(
+        default=AUTO,
+        description="Network: auto, digits-cnn, mnist-cnn, cifar-cnn, or "
+        "package.module:function, a function of the shape of an image (height, width, "
+        "channels) and the number of classes.",
+    )
+    trainer: Annotated[str, Option(metavar="TRAINER", panel=_LOCAL_PANEL)] = Field(
+        default="torch",
+        description="Trainer that an installed package offers, or "
+        "package.module:function, a function of shape, num_classes, model and local "
+        "that makes one.",
+    )
+    attack: AttackOptions = Field(default=AttackOptions(), title="Attack")
+    recording: RecordingOptions = Field(default=RecordingOptions(), title="Recording")
+    forgetting: ForgettingOptions = Field(
+        default=ForgettingOptions(), title="Forgetting while it trains"
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of everything.")
+    workers: Annotated[int | None, Option(unset="as many as pay", later=True)] = Field(
+        default=None, ge=1, description="Processes; the result is the same."
+    )
+
+    # Also for type checkers: a part may be given as text or as a mapping.
+    def __init__(self, /, **options: Any) -> None:
+        super().__init__(**options)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self.forgetting.plan(self.rounds)
+        skew = self.forgetting.skew
+        if skew is None and self.forgetting.damping is not None:
+            skew = Scalar.name
+        if self.recording.keep == "sums" and skew not in (None, Kronecker.name):
+            raise InvalidInputError(
+                f"--skew {skew} needs rounds, and --keep sums keeps none; leave one "
+                "away"
+            )
+        if self.data.names is not None:
+            self.check_clients(self.data.names)
+        return self
+
+    def check_clients(self, names: Sequence[ClientId]) -> None:
+        """Raise if an option does not fit the clients of the run.
+
+        Raises:
+            InvalidInputError: If a round draws more clients than there are, or an
+                option names a client that there is not.
+        """
+        per_round, count = self.schedule.per_round, len(names)
+        if per_round is not None and per_round > count:
+            raise InvalidInputError(
+                f"--per-round is {per_round} but there are {count} clients; choose 1 "
+                f"to {count}"
+            )
+        self.attack.of_clients(names)
+        planned = self.forgetting.plan(self.rounds)
+        for client in planned:
+            if client not in names:
+                raise InvalidInputError(
+                    f"--forget {client}@{planned[client]}: there is no client "
+                    f"{client!r:.80}; they are {names[0]} to {names[-1]}"
+                )
+        if len(planned) == count:
+            raise InvalidInputError(
+                "--forget names all clients, and nobody would be left to train with"
+            )
+
+    @property
+    def round_schedule(self) -> Schedule:
+        """Who takes part in a round, as the federation reads it."""
+        return Schedule(seed=self.seed, **dict(self.schedule))
+
+    @property
+    def keep_policy(self) -> Keep:
+        """Which updates the ledger keeps."""
+        use = self.recording.keep_use
+        return Keep.parse(self.recording.keep, use=use, seed=self.seed)
+
+    @property
+    def forget_plan(self) -> dict[ClientId, int]:
+        """Before which round each client is to be forgotten."""
+        return self.forgetting.plan(self.rounds)
+
+    @classmethod
+    def from_options(
+        cls, options: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> Self:
+        """Return the configuration with options by their flat names.
+
+        Args:
+            options: Values by name, such as `{"attack_scale": 2.0}`.
+            more: Further options; they win.
+
+        Raises:
+            InvalidInputError: If there is no such option, or a value is wrong.
+        """
+        return cls(**nest_options(cls, {**(options or {}), **more}))
+
+    def to_options(self) -> dict[str, Any]:
+        """Return every option by its flat name, also those that are None."""
+        found = {}
+        for option, place in option_fields(type(self)).items():
+            part = getattr(self, place.part) if place.part else self
+            found[option] = getattr(part, place.name)
+        return found
+
+    def with_options(self, **changes: Any) -> Self:
+        """Return the configuration with some options changed, by their flat names."""
+        return self.from_options(self.to_options(), **changes)
+
+    def to_toml(self) -> str:
+        """Return the configuration as TOML; options that are None are left out."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        if not values["forgetting"]["settings"]:
+            del values["forgetting"]["settings"]
+        return f"{_BEGIN}\n{tomli_w.dumps(_dashed(values))}\n{_END}\n"
+
+    def save(self, path: Path) -> None:
+        """Write the configuration to a file, whole or not at all."""
+        write_whole(path, self.to_toml())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return the configuration that `save` wrote to a file.
+
+        Raises:
+            InvalidInputError: If the file cannot be read, was cut, or is wrong.
+        """
+        options = read_options(path)
+        if not path.read_text("utf-8").endswith(f"{_END}\n"):
+            raise InvalidInputError(
+                f"{path} is damaged: its end is missing; restore it from a backup"
+            )
+        try:
+            return cls.from_options(options)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {error}") from None
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Return the options that a TOML file sets, by their flat names.
+
+    Raises:
+        InvalidInputError: If the file cannot be read or has an unknown key.
+    """
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return flatten_options(RunConfig, found)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from None
+
+
 def findable(data: str) -> str:
     """Return a name as it is, and a path so that it holds in any working folder."""
-    if data.endswith(".npz") or "/" in data:
-        return str(Path(data).expanduser().absolute())
-    return data
+    return str(Path(data).expanduser().absolute()) if is_path(data) else data
 
 
-def _checked(found: Mapping[str, Any], path: Path) -> list[tuple[str, Any]]:
-    types = get_type_hints(RunConfig)
-    checked = []
-    for key, value in found.items():
-        name = key.replace("-", "_")
-        if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
-            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
-            raise InvalidInputError(f"{path}: there is no option {key!r}{hint}")
-        allowed = get_args(types[name]) or (types[name],)
-        if name == "forget":
-            ok = isinstance(value, list) and all(isinstance(v, str) for v in value)
-            value = tuple(value) if ok else value
-        elif float in allowed and type(value) is int:
-            ok, value = True, float(value)
-        elif name == "attackers" and type(value) is int:
-            ok, value = True, str(value)
-        else:
-            ok = type(value) in allowed
-        if not ok:
-            wanted = "a list of text" if name == "forget" else _wanted(allowed)
-            raise InvalidInputError(f"{path}: {key} is {value!r}, not {wanted}")
-        checked.append((name, value))
-    return checked
+def name_clients(count: int | None) -> tuple[ClientId, ...]:
+    """Return the names of so many clients; None for the usual number."""
+    return tuple(client_name(number) for number in range(count or NUM_CLIENTS))
 
 
-def _wanted(allowed: tuple[Any, ...]) -> str:
-    words = {int: "a whole number", float: "a number", str: "text"}
-    return next(words[kind] for kind in allowed if kind in words)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+def _dashed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key.replace("_", "-"): _dashed(item) for key, item in value.items()}
+    return value

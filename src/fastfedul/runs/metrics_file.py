@@ -16,9 +16,9 @@ class RoundMetrics:
 
     Attributes:
         round: Number of the round.
-        main: Accuracy on the test images; None if it was lost.
-        backdoor: Success rate of the attack; None without one, or if it was lost.
-        seconds: What the round took, with recording and scoring; None if it was lost.
+        main: Accuracy on the test examples; None if it was lost.
+        backdoor: Success rate of the attack; None without an attack, or if it was lost.
+        seconds: Time of the round, with recording and scoring; None if it was lost.
     """
 
     round: int
@@ -34,7 +34,7 @@ def append(path: Path, metrics: RoundMetrics) -> None:
 
 
 def read(path: Path) -> dict[int, RoundMetrics]:
-    """Return what is known of each round; a line that was cut off is passed over."""
+    """Return the metrics of each round; a line that was cut off is passed over."""
     found: dict[int, RoundMetrics] = {}
     if not path.exists():
         return found

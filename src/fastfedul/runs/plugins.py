@@ -1,7 +1,8 @@
-"""Trainers and engines that come in from outside, by entry points.
+"""Trainers and engines that come in from outside.
 
-A run knows no framework. PyTorch and Flower are named in the metadata of this package,
-as those of any other package may be, and are imported when a run asks for them.
+A run knows no framework. The metadata of this package names PyTorch and Flower as entry
+points, as any other package may name its own; a run imports them when it asks for them.
+A trainer may also be a function of the user's own.
 """
 
 from __future__ import annotations
@@ -11,35 +12,40 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.trainer import ImageTrainer
+from fastfedul.federation.own_functions import import_function, is_own_function
+from fastfedul.federation.trainer import TrainerMaker
 from fastfedul.federation.workers.pool import InProcess, Workers
 from fastfedul.runs.config import RunConfig
 
 TRAINERS = "fastfedul.trainers"
-"""Entry points of functions of `image_shape`, `num_classes`, `model` and `local`."""
+"""Entry points of functions that make a trainer, each a `TrainerMaker`."""
 
 ENGINES = "fastfedul.engines"
 """Entry points of functions of a run's options and of workers in this process."""
 
-PYTORCH = "torch"
 IN_PROCESS = "in-process"
 """The engine of the package itself."""
 
 
-def trainer_maker(name: str = PYTORCH) -> Callable[..., ImageTrainer]:
-    """Return what makes a trainer for images.
+def find_trainer(name: str) -> TrainerMaker:
+    """Return the function that makes a trainer.
+
+    Args:
+        name: A name among the entry points, or `package.module:function`.
 
     Raises:
-        InvalidInputError: If there is none of that name.
+        InvalidInputError: If there is no such function.
     """
-    return cast("Callable[..., ImageTrainer]", _load(TRAINERS, name))
+    if is_own_function(name):
+        return import_function(name, "trainer")
+    return cast("TrainerMaker", _load(TRAINERS, name))
 
 
 def engine_maker(name: str) -> Callable[[RunConfig, InProcess], Workers]:
-    """Return what makes workers that train on another engine.
+    """Return the function that makes workers on another engine.
 
     Raises:
-        InvalidInputError: If there is none of that name.
+        InvalidInputError: If there is no engine of that name.
     """
     return cast("Callable[[RunConfig, InProcess], Workers]", _load(ENGINES, name))
 
@@ -48,7 +54,7 @@ def check_engine(name: str) -> None:
     """Raise unless clients can be trained on this engine.
 
     Raises:
-        InvalidInputError: If there is none of that name.
+        InvalidInputError: If there is no engine of that name.
     """
     known = [IN_PROCESS, *sorted(entry_points(group=ENGINES).names)]
     if name not in known:

@@ -1,9 +1,10 @@
-"""What a run works with: its data, its attack, its model, and workers for them."""
+"""Prepares a run: its data, its attack, its trainer, and workers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from fastfedul.data.dataset import (
     subset,
     to_model_input,
 )
-from fastfedul.data.partition import split
+from fastfedul.data.npz import order_owners, read_owners
+from fastfedul.data.partition import split, split_by_owner
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.clients import Clients, Federation
+from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.rounds import advance, run_rounds
 from fastfedul.federation.trainer import Labels, Logits, Trainer
 from fastfedul.federation.workers.pool import (
@@ -28,32 +32,33 @@ from fastfedul.federation.workers.pool import (
     count_cores,
     open_workers,
 )
+from fastfedul.ledger.recording import check_name
 from fastfedul.records import ClientId, Model, Round
-from fastfedul.runs.config import RunConfig
+from fastfedul.runs.config import RunConfig, name_clients
 from fastfedul.runs.plugins import (
     IN_PROCESS,
     check_engine,
     engine_maker,
-    trainer_maker,
+    find_trainer,
 )
 
-_TEST = "test images"
-_BACKDOOR = "backdoor images"
+_TEST = "test examples"
+_BACKDOOR = "backdoor examples"
 _SMALL_RUN = 2e7
-"""Pixels trained on in a whole run below which starting processes does not pay."""
+"""Values trained on in a whole run below which starting processes does not pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a run works with, a function of its options.
+    """Data, attack and trainer of a run, a function of its configuration.
 
     Attributes:
-        config: The options.
-        dataset: Test images, and the training images the clients share.
-        clients: Everybody's examples, those of attackers poisoned.
-        server: The server's own clean images.
+        config: The configuration.
+        dataset: Test examples, and the training examples the clients share.
+        clients: Everybody's examples, the attackers' examples poisoned.
+        server: The server's own clean examples.
         attack: What the attackers do, labels filled in.
-        backdoor: Images on which the attack is measured; empty without an attack.
+        backdoor: Examples that measure the attack; empty without an attack.
         trainer: Trains and applies the model.
     """
 
@@ -64,6 +69,11 @@ class Prepared:
     attack: Attack
     backdoor: Examples
     trainer: Trainer
+
+    @property
+    def names(self) -> tuple[ClientId, ...]:
+        """Names of all clients."""
+        return tuple(data.client for data in self.clients)
 
     @property
     def sizes(self) -> dict[ClientId, int]:
@@ -78,27 +88,86 @@ class Prepared:
 
 def prepare(config: RunConfig) -> Prepared:
     """Load, split and poison the data, and describe the model."""
-    dataset = sources.load(config.data)
-    if config.train_size is not None:
-        dataset = subset(dataset, config.train_size, config.seed)
-    server, dataset = set_aside(dataset, config.server_images, config.seed)
-    clean = split(dataset, config.clients, config.split, config.seed)
-    attack = backdoor.with_labels(config.poisoning, dataset)
-    trainer = trainer_maker()(
-        image_shape=dataset.image_shape,
-        num_classes=dataset.num_classes,
-        model=config.model,
-        local=config.local,
-    )
+    wanted, seed = config.data, config.seed
+    dataset = sources.load(wanted.source)
+    owners = None if dataset.owners is None else order_owners(dataset.owners)
+    names = _names(config, owners)
+    config.check_clients(names)
+    if wanted.train_size is not None:
+        dataset = subset(dataset, wanted.train_size, seed)
+    server, dataset = set_aside(dataset, wanted.server_images, seed)
+    if owners is None:
+        clean = split(dataset, len(names), wanted.split, seed)
+    else:
+        clean = split_by_owner(dataset)
+        _check_all_there(names, clean)
+    attack = backdoor.with_labels(config.attack.of_clients(names), dataset)
+    trainer = _make_trainer(config, dataset)
     return Prepared(
         config=config,
         dataset=dataset,
-        clients=backdoor.poison(clean, attack, dataset, seed=config.seed),
+        clients=backdoor.poison(clean, attack, dataset, seed=seed),
         server=server,
         attack=attack,
         backdoor=backdoor.backdoor_test(attack, dataset),
         trainer=trainer,
     )
+
+
+def client_names(config: RunConfig) -> tuple[ClientId, ...]:
+    """Return the names of a run's clients, also of those that never took part.
+
+    Raises:
+        InvalidInputError: If only the data file knows them and it cannot be read.
+    """
+    if config.data.names is not None:
+        return config.data.names
+    return _names(config, read_owners(Path(config.data.source)))
+
+
+def _names(
+    config: RunConfig, owners: tuple[ClientId, ...] | None
+) -> tuple[ClientId, ...]:
+    """Return the names of all clients; the file's own names if it has some."""
+    if owners is None:
+        return name_clients(config.data.clients)
+    for option in ("clients", "partition"):
+        if getattr(config.data, option) is not None:
+            raise InvalidInputError(
+                f"{Path(config.data.source).name} says which client has which example, "
+                f"so leave --{option} away"
+            )
+    for name in owners:
+        check_name(name)
+    return owners
+
+
+def _check_all_there(names: Sequence[ClientId], clients: Sequence[ClientData]) -> None:
+    """Raise if a client has lost all its examples to other options."""
+    lost = [name for name in names if name not in {data.client for data in clients}]
+    if lost:
+        raise InvalidInputError(
+            f"client {lost[0]!r:.80} has no example left to train on; choose a larger "
+            "--train-size or fewer --server-images"
+        )
+
+
+def _make_trainer(config: RunConfig, dataset: Dataset) -> Trainer:
+    make = find_trainer(config.trainer)
+    try:
+        return make(
+            shape=dataset.shape,
+            num_classes=dataset.num_classes,
+            model=config.model,
+            local=config.local.training,
+        )
+    except FastFedULError:
+        raise
+    except USERS_OWN as error:
+        raise InvalidInputError(
+            f"the trainer {config.trainer} failed: {one_line(error)}; it is called "
+            "with the keywords shape, num_classes, model and local"
+        ) from error
 
 
 def start_workers(prepared: Prepared, engine: str = IN_PROCESS) -> Workers:
@@ -141,14 +210,14 @@ def rounds_of(
     return run_rounds(
         workers.train,
         prepared.sizes,
-        config.schedule,
+        config.round_schedule,
         model=model,
         start=start,
         stop=stop,
         absent=absent,
         scales=prepared.scales,
-        select=config.policy,
-        local=config.local.sgd,
+        select=config.keep_policy,
+        local=config.local.training.sgd,
     )
 
 
@@ -159,10 +228,10 @@ def federation_for(prepared: Prepared, workers: Workers) -> Federation:
     return Federation(
         clients=Clients(workers, data),
         trainer=prepared.trainer,
-        schedule=config.schedule,
-        local=config.local,
+        schedule=config.round_schedule,
+        local=config.local.training,
         scales=prepared.scales,
-        select=config.policy,
+        select=config.keep_policy,
         server=to_model_input(prepared.server.images),
         seed=config.seed,
     )
@@ -192,7 +261,7 @@ def retrain(
 def score(
     prepared: Prepared, workers: Workers, model: Model
 ) -> tuple[float, float | None]:
-    """Return accuracy on the test images and on the backdoor images, if there are."""
+    """Return the accuracy on the test examples, and the success rate of the attack."""
     test = prepared.dataset.test_labels
     main = _accuracy(workers.predict(model, _TEST), test)
     if not len(prepared.backdoor.labels):
@@ -208,8 +277,9 @@ def _accuracy(logits: Logits, labels: Labels) -> float:
 def _useful_workers(prepared: Prepared) -> int:
     """Return how many processes pay: one per core, but one for a small run."""
     config = prepared.config
-    num_drawn = config.per_round or config.clients
-    pixels = sum(data.images.size for data in prepared.clients) / config.clients
-    if pixels * num_drawn * config.epochs * config.rounds < _SMALL_RUN:
+    count = len(prepared.clients)
+    num_drawn = config.schedule.per_round or count
+    values = sum(data.images.size for data in prepared.clients) / count
+    if values * num_drawn * config.local.epochs * config.rounds < _SMALL_RUN:
         return 1
     return min(count_cores(), num_drawn)

@@ -1,46 +1,53 @@
-"""A whole run: data, federation and ledger put together, in a folder of its own.
+"""Trains a whole run: data, federation and ledger in a folder of its own.
 
 The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, and the
 models `initial.safetensors` and, when the last round is done, `model.safetensors`;
-also `certificates/` once a client was forgotten. Requests to forget, which any process
-may file at any time, are applied between two rounds.
-The ledger decides what has happened: whatever else a killed run left behind is brought
-in line with it when the run is taken up again.
+also `certificates/` once a client was forgotten. Any process may file a request to
+forget at any time; the run applies it between two rounds.
+The ledger decides what has happened. When a killed run is resumed, the run brings
+everything else in line with the ledger.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.rounds import advance
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.forgetting.certificates import certificates_folder, write_certificates
+from fastfedul.forgetting.folder import (
+    RUN_MODEL,
+    write_run_model,
+)
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
-from fastfedul.forgetting.service import forget_as_planned
+from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.ledger.budget import FederationSize
+from fastfedul.ledger.budget import budget as estimate
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.protocol import params_at, vector
 from fastfedul.ledger.shrinking import num_dropped
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.protocol import (
+    Method,
+    coverage_of,
+    method_settings,
+    needs_help,
+)
 from fastfedul.params import Params
 from fastfedul.records import ClientId, Model, VectorRef
 from fastfedul.runs import metrics_file
-from fastfedul.runs.config import (
-    CONFIG,
-    LAST_OPTION,
-    RunConfig,
-    findable,
-    read_options,
-)
+from fastfedul.runs.config import CONFIG, RecordingOptions, RunConfig, findable
 from fastfedul.runs.metrics_file import RoundMetrics
-from fastfedul.runs.model_file import FINAL
+from fastfedul.runs.options import flag_of, option_fields
 from fastfedul.runs.plugins import IN_PROCESS
 from fastfedul.runs.preparation import (
     Prepared,
@@ -68,6 +75,8 @@ __all__ = [
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
+_INDEX_BYTES = 80 * 1024
+"""What the index of a first round takes, with the room a ledger leaves for more."""
 
 Progress = Callable[[RoundMetrics], None]
 
@@ -77,12 +86,12 @@ class RunSummary:
     """How a run ended.
 
     Attributes:
-        path: Its folder.
+        path: Folder of the run.
         rounds: Recorded rounds.
-        main: Accuracy on the test images.
-        backdoor: Success rate of the attack; None without one.
+        main: Accuracy on the test examples.
+        backdoor: Success rate of the attack; None without an attack.
         chain: The ledger's chain digest in hexadecimal.
-        seconds: What this call took.
+        seconds: Time this call took.
         clients: Names of all clients.
         attackers: Names of the attackers.
         answered: Requests to forget that were applied or refused on the way.
@@ -102,30 +111,37 @@ class RunSummary:
 
 
 def train(
-    folder: Path | str,
-    config: RunConfig,
+    config: RunConfig | None = None,
+    folder: Path | str | None = None,
     progress: Progress | None = None,
     *,
     engine: str = IN_PROCESS,
 ) -> RunSummary:
-    """Train a federation into a new folder.
+    """Train a federation into a new folder; return how the run ended.
 
     Args:
-        folder: Does not exist yet, or is empty.
-        config: The options.
+        config: The configuration; None for the defaults.
+        folder: A folder that does not exist yet, or is empty. None for the first of
+            `run-1`, `run-2`, ... that is free in the working folder.
         progress: Called after every round.
         engine: Where clients are trained; the run is the same, byte for byte.
 
     Raises:
         InvalidInputError: If the folder is taken, or an option is of no use.
     """
-    path = Path(folder)
+    path = _free_folder() if folder is None else Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
             f"{path} exists already; add --resume to go on, or choose another folder"
         )
-    config = replace(config, data=findable(config.data))
+    config = config or RunConfig()
+    config = config.with_options(data=findable(config.data.source))
     return _run(path, config, None, progress, engine)
+
+
+def _free_folder() -> Path:
+    places = (Path(f"run-{number}") for number in itertools.count(1))
+    return next(place for place in places if not place.exists())
 
 
 def resume(
@@ -142,10 +158,12 @@ def resume(
 
     Args:
         folder: The run.
-        changes: Options to change: `rounds` to train longer, `workers`, `budget`, and
-            `forget`, which adds to what was planned. Any other must be as it was.
+        changes: Options to change, by their flat names: `rounds` to train longer,
+            `workers`, `budget`, how to forget from now on (`method`, `skew`,
+            `damping`, `erase`), and `forget`, which adds to the plan. Any other option
+            must be as it was.
         progress: Called after every round.
-        engine: Where clients are trained; it need not be the one of before.
+        engine: Where clients are trained; it may be another engine than before.
     """
     path = Path(folder)
     config = load_config(path)
@@ -153,16 +171,10 @@ def resume(
 
 
 def load_config(folder: Path) -> RunConfig:
-    """Return the options of a run."""
+    """Return the configuration of a run."""
     if not (folder / CONFIG).is_file():
         raise InvalidInputError(f"there is no run at {folder}; it has no {CONFIG}")
-    options = read_options(folder / CONFIG)
-    if LAST_OPTION not in options:
-        raise InvalidInputError(
-            f"{folder / CONFIG} is damaged: its end is missing; restore it from a "
-            "backup"
-        )
-    return RunConfig(**options)
+    return RunConfig.load(folder / CONFIG)
 
 
 def _run(
@@ -172,8 +184,9 @@ def _run(
     progress: Progress | None,
     engine: str,
 ) -> RunSummary:
-    """Train until all rounds are recorded; `before` has the options as they were."""
+    """Train until all rounds are recorded; `before` is the configuration so far."""
     started = time.perf_counter()
+    method = _forgetting_method(config)
     prepared = prepare(config)
     with (
         _explained(path),
@@ -185,9 +198,9 @@ def _run(
         last: RoundMetrics | None = None
         answered: list[AppliedRequest] = []
         while True:
-            done = _answer(ledger)
+            done = _answer(ledger, config, method)
             answered += done
-            if _forget_due(ledger, config) or done:
+            if _forget_due(ledger, config, method) or done:
                 last = None
             if ledger.num_rounds >= config.rounds:
                 break
@@ -195,8 +208,7 @@ def _run(
         final = ledger.final
         scores = (last.main, last.backdoor) if last else None
         main, attack = scores or score(prepared, workers, final)
-        with model_written(path / FINAL, final):
-            pass
+        write_run_model(ledger, path / RUN_MODEL)
         return RunSummary(
             path=path,
             rounds=ledger.num_rounds,
@@ -204,19 +216,37 @@ def _run(
             backdoor=attack,
             chain=ledger.chain.hex(),
             seconds=time.perf_counter() - started,
-            clients=config.names,
+            clients=prepared.names,
             attackers=prepared.attack.attackers,
             answered=tuple(answered),
             dropped=num_dropped(ledger),
         )
 
 
-def _answer(ledger: DiskLedger) -> tuple[AppliedRequest, ...]:
-    """Apply the requests that wait, and write what certificates are missing."""
+def _forgetting_method(config: RunConfig) -> Method:
+    """Return the method that forgets clients while the run trains.
+
+    Raises:
+        InvalidInputError: If the method needs the clients, who are training.
+    """
+    method = config.forgetting.make_method()
+    if needs_help(method):
+        raise InvalidInputError(
+            f"--method {config.forgetting.method} cannot forget while a run trains, "
+            "because it needs clients or images; use fast-fedul"
+        )
+    return method
+
+
+def _answer(
+    ledger: DiskLedger, config: RunConfig, method: Method
+) -> tuple[AppliedRequest, ...]:
+    """Apply the requests that wait, and write the certificates that are missing."""
     if not ledger.requests() and not ledger.events():
         return ()
-    folder = certificates_folder(ledger.path)
-    return apply_requests(ledger, certificates=folder, key=_key())
+    return apply_requests(
+        ledger, method=method, key=_key(), erase=config.forgetting.erase
+    )
 
 
 def _key() -> SigningKey | None:
@@ -243,7 +273,8 @@ def _run_until_forgetting(
     request changes nothing but what the request changes.
     """
     config, start, model = prepared.config, ledger.num_rounds, ledger.final
-    stop = min([config.rounds, *(r for r in config.forgetting.values() if r > start)])
+    planned = config.forget_plan.values()
+    stop = min([config.rounds, *(r for r in planned if r > start)])
     absent = _absent(ledger, config)
     metrics: RoundMetrics | None = None
     began = time.perf_counter()
@@ -272,25 +303,41 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
             f"{folder} is damaged: it has no {INDEX}; restore it from a backup"
         )
     initial = workers.initial(config.seed)
+    recording = config.recording
+    _check_budget(recording, initial)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
     with model_written(path / INITIAL, initial):
         pass
-    dtype: Any = config.store
     return DiskLedger.create(
         folder,
         initial,
-        update_dtype=dtype,
-        history="sums" if config.keep == "sums" else "rounds",
-        budget=config.budget_bytes,
+        update_dtype=recording.dtype,
+        history="sums" if recording.keep == "sums" else "rounds",
+        budget=recording.budget_bytes,
     )
+
+
+def _check_budget(recording: RecordingOptions, initial: Model) -> None:
+    """Raise if the ledger could not even hold one round without any update."""
+    budget = recording.budget_bytes
+    size = FederationSize(
+        parameters=initial.params.layout.size, clients=1, rounds=1, kept=0
+    )
+    least = estimate(size, recording.dtype).total + _INDEX_BYTES
+    if budget is not None and budget < least:
+        raise InvalidInputError(
+            f"--budget is {recording.budget}, and a ledger of this model takes "
+            f"{least:,} bytes without any update; choose more than that"
+        )
 
 
 def _with_budget(ledger: DiskLedger, config: RunConfig) -> DiskLedger:
     """Return the ledger with the budget of the options."""
-    if ledger.settings.budget != config.budget_bytes:
+    budget = config.recording.budget_bytes
+    if ledger.settings.budget != budget:
         try:
-            ledger.set_budget(config.budget_bytes)
+            ledger.set_budget(budget)
         except BaseException:
             ledger.close()
             raise
@@ -298,25 +345,29 @@ def _with_budget(ledger: DiskLedger, config: RunConfig) -> DiskLedger:
 
 
 def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return the options with changes that leave what was done as it is."""
-    changes = dict(changes)
+    """Return the configuration with changes that leave the past as it is."""
+    changes, before = dict(changes), config.to_options()
     if "data" in changes:
         changes["data"] = findable(changes["data"])
-    added = [text for text in changes.pop("forget", ()) if text not in config.forget]
-    for name, value in changes.items():
-        may_change = name in ("rounds", "workers", "budget")
-        if not may_change and value != getattr(config, name):
+    if {"method", "skew"} & set(changes):
+        # The damping and settings so far belong to the method and skew so far.
+        changes = {"damping": None, "method_settings": {}, **changes}
+    planned = config.forgetting.forget
+    added = [text for text in changes.pop("forget", ()) if text not in planned]
+    for name, place in option_fields(RunConfig).items():
+        changed = name in changes and changes[name] != before[name]
+        if changed and not place.shown.later:
             raise InvalidInputError(
-                f"the run began with {name.replace('_', '-')} "
-                f"{getattr(config, name)!r}, which cannot change; start a new run"
+                f"the run began with {flag_of(name)} {before[name]!r}, which cannot "
+                "change; start a new run"
             )
-    return replace(config, **changes, forget=(*config.forget, *added))
+    return config.with_options(**changes, forget=(*planned, *added))
 
 
 def _adopt(
     path: Path, config: RunConfig, before: RunConfig | None, ledger: DiskLedger
 ) -> None:
-    """Check changed options against what has happened, and keep them."""
+    """Check changed options against the recorded rounds, and keep them."""
     if before is None or before == config:
         return
     now = ledger.num_rounds
@@ -324,8 +375,8 @@ def _adopt(
         raise InvalidInputError(
             f"{now} rounds are recorded already; choose --rounds {now} or more"
         )
-    for client, round_ in config.forgetting.items():
-        if round_ < now and client not in before.forgetting:
+    for client, round_ in config.forget_plan.items():
+        if round_ < now and client not in before.forget_plan:
             raise InvalidInputError(
                 f"round {round_} is over, so {client} cannot be forgotten before it; "
                 f"choose {client}@{now} or later"
@@ -348,26 +399,60 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _forget_due(ledger: DiskLedger, config: RunConfig) -> bool:
-    """Forget whom the options say, unless that has been done; return if anybody."""
+def _forget_due(ledger: DiskLedger, config: RunConfig, method: Method) -> bool:
+    """Forget the clients that are due; return whether there were any."""
     now, known = ledger.num_rounds, ledger.clients()
     due = [
         client
-        for client, before in sorted(config.forgetting.items())
+        for client, before in sorted(config.forget_plan.items())
         if before <= now and client in known and known[client].state == "active"
     ]
-    if due:
-        for client in due:
-            forget_as_planned(ledger, client)
-        write_certificates(ledger, certificates_folder(ledger.path), _key())
+    for client in due:
+        forget_as_planned(ledger, client, method, erase=config.forgetting.erase)
     return bool(due)
 
 
+def forget_as_planned(
+    ledger: DiskLedger,
+    client: ClientId,
+    method: Method | None = None,
+    *,
+    erase: bool = True,
+) -> None:
+    """Forget a client that the options name.
+
+    Args:
+        ledger: A ledger open for writing.
+        client: Client to forget.
+        method: The method with its settings; None for Fast-FedUL.
+        erase: Whether to erase the client's history too.
+
+    Raises:
+        UnlearnRefusedError: If the method refuses, with its reason. If too little of
+            the client was kept, the error also says how the run can go on.
+    """
+    method = method or FastFedUL()
+    try:
+        forget(ledger, [client], method, erase=erase, key=_key())
+    except UnlearnRefusedError as error:
+        advice = ""
+        least = method_settings(method).get("minimum_coverage", 0.0)
+        if coverage_of(ledger.updates_of(client)) < float(str(least)):
+            advice = (
+                ": forget it with `fastfedul forget` and --minimum-coverage 0, then go "
+                "on with --resume"
+            )
+        raise UnlearnRefusedError(
+            f"{client!r:.80} was to be forgotten now: {error}; the rounds so far are "
+            f"recorded{advice}"
+        ) from None
+
+
 def _absent(ledger: DiskLedger, config: RunConfig) -> frozenset[ClientId]:
-    """Return who is left out from now on, also if the ledger never saw them."""
+    """Return the clients that stay out, also those that the ledger never saw."""
     now = ledger.num_rounds
     gone = {c for c, entry in ledger.clients().items() if entry.state != "active"}
-    return frozenset(gone | {c for c, b in config.forgetting.items() if b <= now})
+    return frozenset(gone | {c for c, b in config.forget_plan.items() if b <= now})
 
 
 def _align_metrics(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from fastfedul.data import sources
 from fastfedul.data.dataset import Dataset, to_model_input
@@ -17,10 +18,11 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.params import Layout
 from fastfedul.records import Model
 from fastfedul.runs.config import CONFIG
-from fastfedul.runs.plugins import trainer_maker
+from fastfedul.runs.plugins import find_trainer
 from fastfedul.runs.training import load_config
 
 ImageShape = tuple[int, int, int]
+_TORCH = "torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def open_validation(
             f"{path} is a ledger without a run, so its network is not known; add "
             "--model package.module:function"
         )
-    network = load_config(path).model if model is None else model or AUTO
+    network = _network_of(path) if model is None else model or AUTO
     images, labels = read_validation_images(file)
     height, width, channels = images.shape[1:]
     trainer = _trainer_for(file, (height, width, channels), network, ledger, path)
@@ -120,6 +122,22 @@ def open_validation(
             f"{num_classes - 1}"
         )
     return Validation(inputs, labels, trainer.predict)
+
+
+def _network_of(path: Path) -> str:
+    """Return the network of a run.
+
+    Raises:
+        InvalidInputError: If the run has a trainer of its own, whose model only that
+            trainer can build.
+    """
+    config = load_config(path)
+    if config.trainer != _TORCH:
+        raise InvalidInputError(
+            f"{path} was trained by {config.trainer}, and validation images need the "
+            f"trainer {_TORCH}; leave the validation away"
+        )
+    return config.model
 
 
 def _trainer_for(
@@ -137,7 +155,7 @@ def _trainer_for(
     trainer, failure = _first_fitting(likely, shape, network, layout)
     if trainer is None:
         data = _data_of(path)
-        if data is not None and data.image_shape == shape:
+        if data is not None and data.shape == shape:
             trainer, _ = _first_fitting([data.num_classes], shape, network, layout)
         elif data is not None or failure is None:
             raise _misfit(file, shape, data)
@@ -156,12 +174,12 @@ def _first_fitting(
 
     If there is none and nothing could be built at all, return why.
     """
-    make = trainer_maker()
+    make = cast("Callable[..., ImageTrainer]", find_trainer(_TORCH))
     failures = []
     num_built = 0
     for count in counts:
         try:
-            trainer = make(image_shape=shape, num_classes=count, model=network)
+            trainer = make(shape=shape, num_classes=count, model=network)
             found = trainer.layout
         except InvalidInputError as error:
             failures.append(error)
@@ -182,26 +200,26 @@ def _num_outputs(
     except FastFedULError:
         raise
     except USERS_OWN as error:
-        misfit = _misfit(file, trainer.image_shape, _data_of(path), one_line(error))
+        misfit = _misfit(file, trainer.shape, _data_of(path), one_line(error))
         raise misfit from error
 
 
 def _data_of(path: Path) -> Dataset | None:
     """Return the data of a run, if there is one and they are on this machine."""
     try:
-        return sources.load(load_config(path).data)
+        return sources.load(load_config(path).data.source)
     except FastFedULError:
         return None
 
 
 def _misfit(
-    file: Path, shape: ImageShape, data: Dataset | None, reason: str = ""
+    file: Path, shape: tuple[int, ...], data: Dataset | None, reason: str = ""
 ) -> InvalidInputError:
     said = f"{file} has images of shape {shape}"
-    if data is not None and data.image_shape != shape:
+    if data is not None and data.shape != shape:
         return InvalidInputError(
             f"{said}, but the network was trained on images of shape "
-            f"{data.image_shape}; make them that shape"
+            f"{data.shape}; make them that shape"
         )
     return InvalidInputError(
         f"{said}, which do not fit the network{': ' if reason else ''}{reason}; give "

@@ -241,5 +241,5 @@ def test_an_attacker_with_nothing_to_poison_is_reported(digits: Dataset) -> None
     data = ClientData("client-0", digits.train_images[only], digits.train_labels[only])
     for kind in KINDS:
         attack = Attack(kind=kind, attackers=("client-0",))
-        with pytest.raises(InvalidInputError, match="client-0 has no image"):
+        with pytest.raises(InvalidInputError, match="client-0 has no example"):
             poison([data], attack, digits, seed=0)

@@ -132,11 +132,17 @@ def with_labels(
     """Return the attack with target and source label filled in and checked.
 
     Raises:
-        InvalidInputError: If the data set has no such class, or target and true class
-            are the same, so that there would be no attack.
+        InvalidInputError: If the attack needs images and there are none, the data set
+            has no such class, or target and true class are the same, so that there
+            would be no attack.
     """
     if attack.kind == "none":
         return attack
+    if attack.kind != "label-flip" and not dataset.is_images:
+        raise InvalidInputError(
+            f"the attack {attack.kind} needs images, and {dataset.name} has rows of "
+            f"{dataset.shape[0]} values; use the attack label-flip"
+        )
     usual_source, usual_target = _usual_labels(attack, dataset, edge_cases)
     source = usual_source if attack.source_label is None else attack.source_label
     target = usual_target if attack.target_label is None else attack.target_label
@@ -278,7 +284,7 @@ def _choose(
     """Return a random choice of the usable examples; at least one, at most all."""
     if not len(usable):
         raise NothingToPoisonError(
-            f"{data.client} has no image this attack could poison; choose other "
+            f"{data.client} has no example this attack could poison; choose other "
             "attackers, another label or another split"
         )
     return rng.permutation(usable)[: max(1, round(count))]

@@ -64,10 +64,10 @@ def load_edge_cases(dataset: Dataset) -> EdgeCases:
         found = EdgeCases(0, 9, poison, _unseen(scored, poison))
     else:
         found = _made_from(dataset)
-    if found.scored.shape[1:] != dataset.image_shape or not len(found.scored):
+    if found.scored.shape[1:] != dataset.shape or not len(found.scored):
         raise InvalidInputError(
             f"the edge cases for {dataset.name} do not fit its images of shape "
-            f"{dataset.image_shape}; fetch both again"
+            f"{dataset.shape}; fetch both again"
         )
     return found
 

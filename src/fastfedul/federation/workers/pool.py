@@ -27,7 +27,7 @@ from fastfedul.params import Params
 from fastfedul.records import ClientId, Model
 
 _PART = 500
-"""Images predicted at once, whatever the number of workers."""
+"""Examples predicted at once, whatever the number of workers."""
 
 
 class Workers(Protocol):
@@ -118,6 +118,11 @@ class InProcess:
     def __exit__(self, *exception: object) -> None:
         pass
 
+    @property
+    def names(self) -> tuple[ClientId, ...]:
+        """Names of all clients, in their order."""
+        return tuple(self._clients)
+
     def initial(self, seed: int) -> Model:
         """Return the model to start from."""
         return self._trainer.initial(seed)
@@ -166,8 +171,9 @@ class WorkerProcesses:
         self._sets = {s.client: len(clients) + i for i, s in enumerate(sets)}
         self._lengths = tuple(data.num_examples for data in owners)
         self._models: ModelArrays | None = None
+        first = owners[0].images
         shapes = (
-            ArrayShape((sum(self._lengths), *owners[0].images.shape[1:]), "|u1"),
+            ArrayShape((sum(self._lengths), *first.shape[1:]), first.dtype.str),
             ArrayShape((sum(self._lengths),), np.dtype(np.int64).str),
         )
         names = tuple(data.client for data in owners)

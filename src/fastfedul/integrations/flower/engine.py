@@ -91,7 +91,7 @@ class FlowerWorkers:
         if find_spec("flwr") is None or find_spec("ray") is None:
             raise MissingFlowerError
         self._here = here
-        self._numbers = {name: number for number, name in enumerate(config.names)}
+        self._numbers = {name: number for number, name in enumerate(here.names)}
         self._folder = tempfile.TemporaryDirectory(
             prefix="fastfedul-", ignore_cleanup_errors=True
         )
@@ -173,8 +173,8 @@ class FlowerWorkers:
         config.save(folder / "run.toml")
         order = SimulationOrder(
             config=folder / "run.toml",
-            num_clients=config.clients,
-            num_workers=config.workers or min(count_cores(), config.clients),
+            num_clients=len(self._numbers),
+            num_workers=config.workers or min(count_cores(), len(self._numbers)),
             ray=folder / "ray" if len(str(folder)) <= _LONGEST_FOLDER else None,
         )
         here, there = socket.socketpair()

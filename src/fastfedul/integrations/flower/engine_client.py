@@ -24,7 +24,7 @@ from fastfedul.federation.trainer import LocalTraining, TrainingError
 from fastfedul.integrations.flower.client import PARTITION, identify
 from fastfedul.params import Layout, Params
 from fastfedul.records import Model
-from fastfedul.runs.config import RunConfig, read_options
+from fastfedul.runs.config import RunConfig
 from fastfedul.runs.preparation import Prepared, prepare
 
 _FLAT, _BUFFERS, _ORDER, _FAILURE = "flat", "buffers", "order", "failure"
@@ -85,7 +85,7 @@ def _trained(content: RecordDict, context: Context) -> Model:
 @lru_cache(1)
 def _prepared(config: str) -> Prepared:
     """Return what a run works with, made once in each process."""
-    return prepare(RunConfig(**read_options(Path(config))))
+    return prepare(RunConfig.load(Path(config)))
 
 
 def _model_records(model: Model) -> dict[str, ArrayRecord]:

@@ -65,6 +65,8 @@ from fastfedul.integrations.flower.rounds import (
 from fastfedul.integrations.flower.run import Answering, RecordedRun
 from fastfedul.integrations.flower.strategies import aggregation_of
 from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.protocol import Method, needs_help
+from fastfedul.methods.registry import require_method
 from fastfedul.params import Params, norm
 from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
 
@@ -122,7 +124,8 @@ class Recorded(Strategy):
             None for whole numbers and the statistics of batch normalisation.
         query_timeout: Seconds that a node may take to say who it is.
         seed: Seed of the draws of `keep`.
-        method: The method that forgets, with its settings.
+        method: The method that forgets, with its settings; None for Fast-FedUL. It
+            must need nothing but the history.
         erase: Also erase the history of whoever is forgotten.
         certificates: Folder for the certificates; None for the ledger's usual one.
         key: Signs them; None for the key of the usual place, if there is one.
@@ -146,7 +149,7 @@ class Recorded(Strategy):
         buffers: Buffers | None = None,
         query_timeout: float = 120.0,
         seed: int = 0,
-        method: FastFedUL | None = None,
+        method: Method | None = None,
         erase: bool = True,
         certificates: Path | str | None = None,
         key: SigningKey | None = None,
@@ -179,7 +182,7 @@ class Recorded(Strategy):
         )
         folder = certificates_folder(path) if certificates is None else certificates
         answering = Answering(
-            method=method or FastFedUL(),
+            method=_usable(method),
             erase=erase,
             certificates=Path(folder).absolute(),
             key=find_key() if key is None else key,
@@ -405,3 +408,18 @@ class Recorded(Strategy):
             if getattr(self._strategy, name) != lowered:
                 log(INFO, "%s is now %s: forgotten clients are out", name, lowered)
                 setattr(self._strategy, name, lowered)
+
+
+def _usable(method: Method | None) -> Method:
+    """Return the method that forgets.
+
+    Raises:
+        InvalidInputError: If it needs clients or images, which nobody can give here.
+    """
+    found = require_method(method or FastFedUL())
+    if needs_help(found):
+        raise InvalidInputError(
+            f"{found.name} needs clients or images of the server, which a recorded "
+            "federation cannot give; use a method that needs the history alone"
+        )
+    return found

@@ -19,7 +19,7 @@ from fastfedul.integrations.flower.rounds import Problems, RoundSettings
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.folder import INDEX
-from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
 from fastfedul.records import Model, Round
 
@@ -35,7 +35,7 @@ class Answering:
         key: Signs them, if there is one.
     """
 
-    method: FastFedUL
+    method: Method
     erase: bool
     certificates: Path
     key: SigningKey | None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.local import USERS_OWN, one_line
+from fastfedul.federation.own_functions import import_function, is_own_function
 
 ImageShape = tuple[int, int, int]
 _LARGEST_TINY = 12
@@ -28,8 +26,8 @@ def build(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
     Raises:
         InvalidInputError: If there is no such network, or it is of no use.
     """
-    if ":" in name:
-        function = _load(name)
+    if is_own_function(name):
+        function = import_function(name, "model")
         try:
             made = function(image_shape, num_classes)
         except USERS_OWN as error:
@@ -118,23 +116,3 @@ _BUILT_IN: dict[str, Callable[[ImageShape, int], nn.Module]] = {
     "mnist-cnn": mnist_cnn,
     "cifar-cnn": cifar_cnn,
 }
-
-
-def _load(name: str) -> Callable[[ImageShape, int], object]:
-    """Return the function `package.module:function`, also from the working folder."""
-    module_name, _, function_name = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module_name), function_name)
-    except USERS_OWN as error:
-        # It is the user's module: whatever it raises is theirs to see.
-        raise InvalidInputError(
-            f"cannot load the model {name!r}: {one_line(error)}; write "
-            "package.module:function for a function that Python can import"
-        ) from None
-    if not callable(found):
-        raise InvalidInputError(f"{name} is not a function; name one that builds")
-    function: Callable[[ImageShape, int], object] = found
-    return function

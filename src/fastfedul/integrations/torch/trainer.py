@@ -41,18 +41,18 @@ class TorchTrainer:
     """Trains a PyTorch network by SGD on the CPU.
 
     Attributes:
-        image_shape: Height, width and channels. The network itself gets images shaped
+        shape: Height, width and channels. The network itself gets images shaped
             (number, channels, height, width).
         num_classes: How many logits the network gives.
         model: `auto` for the one of `MODELS` that suits the images; one of them; or
-            `package.module:function`, which is called with `image_shape` and
-            `num_classes` and returns the network.
+            `package.module:function`, which is called with the shape and the
+            number of classes and returns the network.
         local: How a client trains.
         threads: How many threads PyTorch uses. Only with 1 are the bits the same on
             every run.
     """
 
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     num_classes: int
     model: str = AUTO
     local: LocalTraining = field(default_factory=LocalTraining)
@@ -63,11 +63,23 @@ class TorchTrainer:
             raise MissingTorchError(
                 "training needs PyTorch; run `pip install 'fastfedul[torch]'`"
             )
+        if len(self.shape) != 3:
+            raise InvalidInputError(
+                f"the trainer torch takes images, and these examples have the shape "
+                f"{self.shape}; give a trainer of your own as --trainer "
+                "package.module:function"
+            )
         if self.model not in (AUTO, *MODELS) and ":" not in self.model:
             raise InvalidInputError(
                 f"there is no model {self.model!r}; choose {AUTO}, "
                 f"{', '.join(MODELS)}, or package.module:function"
             )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images."""
+        height, width, channels = self.shape
+        return height, width, channels
 
     @cached_property
     def network(self) -> Network:

@@ -51,6 +51,15 @@ def num_scales(dtype: StorageDtype, size: int) -> int:
     return -(-size // SCALE_BLOCK) if has_scales(dtype) else 0
 
 
+def encoded_bytes(dtype: StorageDtype, size: int) -> int:
+    """Return the bytes of a vector of so many values, without the header of its file.
+
+    >>> encoded_bytes("float32", 1000), encoded_bytes("int8", 1000)
+    (4000, 1004)
+    """
+    return size * VALUE_BYTES[dtype] + 4 * num_scales(dtype, size)
+
+
 def encode(vector: Flat, dtype: StorageDtype) -> Encoded:
     """Return the vector in a storage dtype; values must be finite."""
     if dtype == "float32":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.ledger.store.arrays import sync_folder
 from fastfedul.ledger.store.folder import why
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
@@ -67,8 +68,34 @@ def read_model(
         raise InvalidInputError(f"{path}: {error}") from None
 
 
+def write_model(
+    path: Path, model: Model, notes: Mapping[str, str] | None = None
+) -> None:
+    """Write a model to a file, whole or not at all; it survives power loss.
+
+    Args:
+        path: Where the file goes, over one that is there.
+        model: The model.
+        notes: Text that the file's header holds, by name.
+    """
+    with model_written(path, model, notes):
+        pass
+
+
+def read_note(path: Path, name: str) -> str | None:
+    """Return a note of a model file's header; None if the file has none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = (file.metadata() or {}).get(name)
+    except (OSError, SafetensorError):
+        return None
+    return None if found is None else str(found)
+
+
 @contextlib.contextmanager
-def model_written(path: Path, model: Model) -> Iterator[None]:
+def model_written(
+    path: Path, model: Model, notes: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Write a model beside its place, and put it there when the block succeeds.
 
     So a full disk is found out before anything else is done, and the file is never
@@ -85,7 +112,9 @@ def model_written(path: Path, model: Model) -> Iterator[None]:
         try:
             # Not ascontiguousarray, which would give a single number a shape.
             save_file(
-                {k: np.asarray(v, order="C") for k, v in arrays.items()}, temporary
+                {k: np.asarray(v, order="C") for k, v in arrays.items()},
+                temporary,
+                dict(notes) if notes else None,
             )
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -94,6 +123,7 @@ def model_written(path: Path, model: Model) -> Iterator[None]:
         yield
         try:
             temporary.replace(path)
+            sync_folder(path.parent)
         except OSError as error:
             raise LedgerError(
                 f"the model was not put at {path}: {why(error)}; what was done before "

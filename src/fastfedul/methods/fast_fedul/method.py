@@ -14,11 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.ledger.pairs import RESERVOIR
 from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
 from fastfedul.methods.fast_fedul.bound import (
     LIPSCHITZ_SOURCE,
@@ -28,27 +31,33 @@ from fastfedul.methods.fast_fedul.bound import (
 )
 from fastfedul.methods.fast_fedul.removal import (
     Removal,
-    coverage_of,
     coverages,
     judge,
     standard_error,
 )
 from fastfedul.methods.fast_fedul.skews import (
     Difference,
+    Kronecker,
     Scalar,
     Skew,
     left_at_end,
+    skew_settings,
     usual_skew,
 )
 from fastfedul.methods.fast_fedul.tracing import leaving, trace
-from fastfedul.methods.protocol import OLD_BUFFERS, Needs, UnlearnRequest
+from fastfedul.methods.protocol import (
+    OLD_BUFFERS,
+    Needs,
+    UnlearnRequest,
+    coverage_of,
+)
 from fastfedul.params import Params
 from fastfedul.records import RoundEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastFedUL:
-    """Hyperparameters of the method; a call does the work and keeps no state.
+    """Takes a client's updates out of the final model, by the server alone.
 
     With nothing set, the skew is `Kronecker()`. The paper's method is
     `FastFedUL(skew=Scalar(0.07))`. The paper's variants are settings: Fast-FedUL-1 is a
@@ -63,6 +72,8 @@ class FastFedUL:
 
     skew: Skew | None = None
     minimum_coverage: float = 0.2
+    name: ClassVar[str] = "fast-fedul"
+    needs: ClassVar[Needs] = Needs(history=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum_coverage <= 1:
@@ -74,10 +85,32 @@ class FastFedUL:
                 f"a skew is Kronecker(), Scalar() or NoSkew(), not {self.skew!r:.40}"
             )
 
-    @property
-    def needs(self) -> Needs:
-        """Nothing but the history."""
-        return Needs(history=True)
+    def settings(self) -> dict[str, object]:
+        """Return the settings as JSON values; of no skew, before the call fills it."""
+        own = {} if self.skew is None else skew_settings(self.skew)
+        return {**own, "minimum_coverage": self.minimum_coverage}
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise if the skew needs rounds and the ledger keeps sums."""
+        skew = self.skew
+        if ledger.settings.history == "sums" and skew and skew.name != Kronecker.name:
+            raise InvalidInputError(
+                f"skew {skew.name} needs rounds, and this ledger keeps sums; leave the "
+                "skew away, or use kronecker"
+            )
+
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of steps, updates or sums that the ledger must store."""
+        settings = ledger.settings
+        size = settings.layout.size
+        rounds = ledger.rounds()
+        update = encoded_bytes(settings.update_dtype, size)
+        if settings.history == "sums":
+            met = sum(r.num_updates * (r.num_updates - 1) // 2 for r in rounds)
+            sums = len(ledger.clients()) * encoded_bytes("float32", size)
+            return sums + min(RESERVOIR, met) * update
+        step = encoded_bytes(settings.step_dtype, size)
+        return sum(r.num_updates for r in rounds) * update + len(rounds) * step
 
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
@@ -111,6 +144,7 @@ class FastFedUL:
             # What a skew holds back at the end shrinks it, so this is its most.
             standard_error=standard_error(removal, left_at_end(found.damping)),
             bound=_bound(everything, found, _lipschitz(ledger, rounds)),
+            settings=skew_settings(found.skew),
             skew=found.skew,
             reaction=found.reaction,
             seconds=time.perf_counter() - started,

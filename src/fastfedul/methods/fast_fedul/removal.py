@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastfedul.errors import UnlearnRefusedError
 from fastfedul.methods.fast_fedul.bound import Bound
 from fastfedul.methods.fast_fedul.skews import Reaction, Skew
 from fastfedul.methods.fast_fedul.tracing import Leaving
-from fastfedul.methods.protocol import UnlearnResult
+from fastfedul.methods.protocol import UnlearnResult, coverage_of
 from fastfedul.params import Array, Params
-from fastfedul.records import ClientId, UpdateEntry
+from fastfedul.records import ClientId
 
 WARN_BELOW_COVERAGE = 0.8
 
@@ -44,6 +44,28 @@ class Removal(UnlearnResult):
     skew: Skew
     reaction: Reaction | None
 
+    def evidence(self) -> dict[str, object]:
+        """Return what the log and the certificate keep of this result."""
+        found: dict[str, object] = {
+            "standard_error": finite(self.standard_error),
+            "bound": finite(self.bound.value),
+            "lipschitz": finite(self.bound.lipschitz),
+            "bound_source": self.bound.source,
+        }
+        if self.reaction is not None:
+            found["used"] = {
+                "updates": self.reaction.num_updates,
+                "directions": self.reaction.num_directions,
+                "scale": finite(self.reaction.scale),
+                "rounds_of_unknown_training": self.reaction.num_unknown,
+            }
+        return found
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON can hold, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
 
 def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
     """Return for each client how much of its share in the model was kept."""
@@ -51,13 +73,6 @@ def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, f
         client: coverage_of([u for u in removal.asked if u.client == client])
         for client in sorted(forget)
     }
-
-
-def coverage_of(updates: Sequence[UpdateEntry]) -> float:
-    """Return the part of the share that went into the model whose update was kept."""
-    entered = math.fsum(u.share for u in updates if u.entered)
-    kept = math.fsum(u.share for u in updates if u.entered and (u.kept or u.summed))
-    return kept / entered if entered else 1.0
 
 
 def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]:

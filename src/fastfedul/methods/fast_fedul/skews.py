@@ -286,6 +286,11 @@ def usual_skew(aggregation: str) -> Skew:
     return Kronecker() if aggregation == MEAN else Scalar()
 
 
+def skew_settings(skew: Skew) -> dict[str, object]:
+    """Return the name and the settings of a skew, as `skew_of` takes them."""
+    return {"skew": skew.name, **skew.settings()}
+
+
 def skew_of(settings: Mapping[str, Any]) -> Skew:
     """Return the skew that an entry of the log names, with its settings.
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import io
 import os
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.report.as_html import render_html, write_html
+from fastfedul.report import page as page_module
 from fastfedul.report.content import Contributions, ExampleImages, Report, Row
+from fastfedul.report.page import encode_png, render_html, write_html
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 
@@ -169,6 +174,74 @@ def test_names_from_strangers_stay_text(report: Report) -> None:
     assert titles[0].startswith("<script>alert(1)</script>\"'&amp;😀")
 
 
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "{{7*7}}", "{% raw %}", "{#", "{{ report }}"]
+)
+def test_a_name_is_neither_markup_nor_a_template(name: str, report: Report) -> None:
+    assert report.contributions is not None
+    names = (name, *report.contributions.clients[1:])
+    text = render_html(
+        dataclasses.replace(
+            report,
+            title=f"Forgetting {name}",
+            summary=(name,),
+            rows=tuple(dataclasses.replace(row, method=name) for row in report.rows),
+            forgotten=((20, name),),
+            contributions=Contributions(names, report.contributions.values),
+            settings={name: name},
+            commands=(name,),
+            notes=(name,),
+        )
+    )
+    page = Page(text)
+    assert page.headings[0] == f"Forgetting {name}"
+    assert not page.count("script")
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", text))
+    assert shown.count(name) > 10
+
+
+def test_the_answer_comes_before_everything_else(report: Report, text: str) -> None:
+    words = " ".join(re.sub(r"<[^>]+>", " ", text[text.index("<h1>") :]).split())
+    assert words.startswith(
+        f"{report.title} Attack works 92.9 % → 2.2 % retrained: 0.0 % "
+        "Model works 97.5 % → 91.9 % retrained: 98.1 % "
+        "Time to forget 12 ms retrained: 9.4 s "
+        f"{report.summary[0]}"
+    )
+    assert "The figures above are of fast-fedul." in words
+
+
+def test_the_answer_about_a_model_as_it_is_has_no_before(report: Report) -> None:
+    now = dataclasses.replace(report.rows[2], method="now", seconds=None)
+    text = render_html(dataclasses.replace(report, rows=(now, report.rows[1])))
+    words = " ".join(re.sub(r"<[^>]+>", " ", text[text.index("<h1>") :]).split())
+    assert words.startswith(
+        f"{report.title} Attack works 2.2 % retrained: 0.0 % "
+        "Model works 91.9 % retrained: 98.1 % "
+    )
+    assert "of the model as it is now" in words
+    assert "Now, and retrained" in words
+    assert "Time to forget" not in words
+
+
+def test_every_colour_that_a_chart_names_is_in_the_style(text: str) -> None:
+    light, dark = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[:2]
+    charts = "".join(re.findall(r"<svg .*?</svg>", text, re.DOTALL))
+    used = set(re.findall(r"var\((--[a-z]+), #", charts))
+    assert {"--ink", "--line", "--accent", "--mark"} <= used
+    for style in (light, dark):
+        assert used <= set(re.findall(r"(--[a-z]+):", style))
+
+
+def test_without_jinja_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page_module._environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
+        render_html(Report("t"))
+
+
 def test_a_file_holds_the_page_and_nothing_lies_beside_it(tmp_path: Path) -> None:
     report = Report("😀", summary=("one",), settings={"seed": 1})
     path = tmp_path / "report.html"
@@ -200,3 +273,19 @@ def test_a_write_that_fails_leaves_the_old_page(
         write_html(path, Report("t"))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_every_pixel_of_the_picture_is_in_the_file(channels: int, mode: str) -> None:
+    image = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
+    with Image.open(io.BytesIO(encode_png(image)), formats=("PNG",)) as found:
+        assert (found.size, found.mode) == ((7, 5), mode)
+        np.testing.assert_array_equal(np.asarray(found).reshape(image.shape), image)
+
+
+def test_without_pillow_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InvalidInputError, match=r"fastfedul\[report\]"):
+        encode_png(np.zeros((1, 1, 3), np.uint8))

@@ -1,4 +1,4 @@
-"""`fastfedul verify`: check a certificate."""
+"""`fastfedul certificate`: check what a certificate says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,19 @@ from fastfedul.ledger.store.folder import INDEX
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 
 
-def verify_certificate(
+app = typer.Typer(
+    help="Check certificates: what was removed, who signed, whether it holds.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Check certificates: what was removed, who signed, whether it holds."""
+
+
+@app.command("check")
+def check_certificate(
     certificate: Annotated[
         Path, typer.Argument(help="File of the certificate.", metavar="CERTIFICATE")
     ],
@@ -44,7 +56,7 @@ def verify_certificate(
     forgetting again. Exit codes: 0 everything that could be checked holds; 1 something
     does not, or nothing could be checked; 2 no certificate, key or ledger there.
 
-    Example: `fastfedul verify my-run/certificates/1.json --public-key signer.pem.pub`
+    Example: `fastfedul certificate check RUN/certificates/1.json --public-key KEY.pub`
     """
     with ExitStack() as stack:
         try:
@@ -114,7 +126,7 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
     if not result.ok:
         failed = [c.name for c in result.checks if c.verdict == "fails"]
         why = f"{', '.join(failed)} fails" if failed else "nothing could be checked"
-        err().print(f"[red]not verified:[/red] {why}", soft_wrap=True)
+        err().print(f"[red]does not hold:[/red] {why}", soft_wrap=True)
         return
     # In the words of this program: a file may say anything.
     may, may_not = conclusions(erased=found["history"] == "erased")

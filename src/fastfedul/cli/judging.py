@@ -1,0 +1,111 @@
+"""Options by which the server's own images judge a cleaned model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastfedul.errors import InvalidInputError, NotAcceptedError
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.records import Model
+
+_PANEL = "Checking the result"
+
+ImagesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--validation",
+        help="Clean images of your own, an .npz file with images and, if known, "
+        "labels: says how the cleaned model does on them. Never use the leaver's "
+        "images.",
+        metavar="FILE.npz",
+        rich_help_panel=_PANEL,
+    ),
+]
+LargestDrop = Annotated[
+    float | None,
+    typer.Option(
+        "--max-drop",
+        help="With --validation: write nothing if more than this share is lost.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+NetworkName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="With --validation and a ledger that is in no run: its network, "
+        "package.module:function.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+class Judge:
+    """Judges cleaned models by images, and refuses one that loses too many.
+
+    Args:
+        file: The images; None to accept every model.
+        max_drop: Share of them that may be lost; None for any.
+        network: Network of a ledger that is in no run.
+
+    Attributes:
+        found: The last judgement, as JSON values; None before the first.
+    """
+
+    def __init__(
+        self, file: Path | None, max_drop: float | None, network: str | None
+    ) -> None:
+        for option, value in (("--max-drop", max_drop), ("--model", network)):
+            if value is not None and file is None:
+                raise InvalidInputError(f"{option} needs --validation FILE.npz")
+        if not 0 <= (max_drop or 0.0) <= 1:
+            raise InvalidInputError(
+                f"--max-drop is a share from 0 to 1, not {max_drop}"
+            )
+        self._file, self._max_drop, self._network = file, max_drop, network
+        self._images: Any = None
+        self.found: dict[str, Any] | None = None
+
+    def open(self, ledger: Ledger, path: Path) -> None:
+        """Read the images, for a ledger at a path."""
+        if self._file is not None:
+            # Needs the extra `torch`, which forgetting otherwise does not.
+            from fastfedul.runs.validation import open_validation
+
+            self._images = open_validation(self._file, ledger, path, self._network)
+
+    def __call__(self, before: Model, after: Model) -> None:
+        """Judge a cleaned model.
+
+        Raises:
+            NotAcceptedError: If it loses too many images.
+        """
+        if self._images is None:
+            return
+        found = self._images.judge(before, after)
+        self.found = asdict(found)
+        if self._max_drop is not None and found.drop > self._max_drop:
+            raise NotAcceptedError(
+                f"the cleaned model loses {found.drop:.1%} of the validation images, "
+                f"more than the {self._max_drop:.1%} of --max-drop; nothing was written"
+            )
+
+
+def judgement_text(found: dict[str, Any]) -> str:
+    """Return a judgement in words, on one line."""
+    low, high = (f"{100 * end:.1f}" for end in found["interval"])
+    if found["right_before"] is None:
+        return (
+            f"{found['changed']} of {found['total']} images change class, "
+            f"{found['drop']:.1%} [{low} to {high}]"
+        )
+    return (
+        f"{found['right_before']} of {found['total']} images right before, "
+        f"{found['right_after']} after: {100 * found['drop']:.1f} points lost "
+        f"[{low} to {high}]"
+    )

@@ -1,0 +1,47 @@
+"""Functions of the user's own that an option names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import USERS_OWN, one_line
+
+
+def is_own_function(name: str) -> bool:
+    """Return whether an option names a function, not something that is built in."""
+    return ":" in name
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Return the function `package.module:function`, also from the working folder.
+
+    Args:
+        name: What the option says.
+        what: What the function makes, such as `model`; for errors.
+
+    Raises:
+        InvalidInputError: If the function cannot be imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module_name), function_name)
+    except USERS_OWN as error:
+        # It is the user's module: whatever it raises is theirs to see.
+        raise InvalidInputError(
+            f"cannot load the {what} {name!r}: {one_line(error)}; write "
+            "package.module:function for a function that Python can import"
+        ) from None
+    if not callable(found):
+        raise InvalidInputError(
+            f"{name} is not a function; name one that makes the {what}"
+        )
+    function: Callable[..., Any] = found
+    return function

@@ -1,0 +1,76 @@
+"""The files beside a ledger that follow it: the run's model, and the certificates.
+
+The ledger decides. Whatever a crash left undone here is done by the next call, because
+every change of the ledger by forgetting begins and ends with `bring_up_to_date`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastfedul.errors import FastFedULError
+from fastfedul.forgetting.certificates import certificates_folder, write_certificates
+from fastfedul.forgetting.signing import SigningKey
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.model_files import read_note, write_model
+
+RUN_CONFIG = "config.toml"
+"""The file by which a folder is a run."""
+
+RUN_MODEL = "model.safetensors"
+"""The file of a run that people deploy."""
+
+_NOTE = "fastfedul-model"
+"""Name of the note in a model file: the digest of the ledger's model."""
+
+
+def run_model_of(ledger: Path) -> Path | None:
+    """Return the model file of a ledger's run; None if there is none to follow it.
+
+    A ledger that is in no run has none, nor has a run that is not trained to its end.
+    """
+    place = ledger.parent / RUN_MODEL
+    in_run = (ledger.parent / RUN_CONFIG).is_file()
+    return place if in_run and place.is_file() else None
+
+
+def write_run_model(ledger: LedgerReader, place: Path) -> None:
+    """Write the ledger's model to a file, whole or not at all."""
+    write_model(place, ledger.final, {_NOTE: ledger.model_path.stem})
+
+
+def bring_up_to_date(
+    ledger: LedgerReader, key: SigningKey | None, certificates: Path | None = None
+) -> tuple[Path, ...]:
+    """Write what the ledger has and the files beside it do not have yet.
+
+    That is the run's model file, if it holds another model than the ledger, and every
+    certificate that the log calls for and that is missing, or not signed although
+    there is a key.
+
+    Args:
+        ledger: The ledger.
+        key: Signs certificates; without one they say that they are not signed.
+        certificates: Folder of the certificates; None for the usual one.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FastFedULError: If a file cannot be written. What the ledger recorded stays
+            recorded, and the next call writes the file.
+    """
+    written: list[Path] = []
+    place = run_model_of(ledger.path)
+    if place is not None and read_note(place, _NOTE) != ledger.model_path.stem:
+        try:
+            write_run_model(ledger, place)
+        except FastFedULError as error:
+            raise FastFedULError(
+                f"the ledger has the new model, but {place} still holds the old one: "
+                f"{error}; see to it and repeat the command"
+            ) from None
+        written.append(place)
+    folder = certificates_folder(ledger.path) if certificates is None else certificates
+    written += write_certificates(ledger, folder, key)
+    return tuple(written)

@@ -1,0 +1,187 @@
+"""Fast-FedUL by the names that tables have: as `forget` uses it, and the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.store.codec import encoded_bytes
+from fastfedul.ledger.views import KeptView
+from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.methods.fast_fedul.skews import (
+    PAPERS_DAMPING,
+    Kronecker,
+    Scalar,
+    Skew,
+    skew_of,
+)
+from fastfedul.methods.protocol import (
+    Method,
+    Needs,
+    UnlearnRequest,
+    UnlearnResult,
+    method_settings,
+    require_rounds_for,
+)
+
+PAPERS_KEEPING = "uniform:5"
+"""What Fast-FedUL-1 keeps: the paper keeps 5 updates of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnSample:
+    """A method applied as if only a sample of the updates had been kept.
+
+    Attributes:
+        method: The method.
+        keep: Which updates would have been kept.
+    """
+
+    method: Method
+    keep: Keep
+
+    @property
+    def name(self) -> str:
+        """Name of the method."""
+        return self.method.name
+
+    @property
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return self.method.needs
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings of the method, and the keeping."""
+        keep = self.keep
+        text = keep.policy if keep.budget is None else f"{keep.policy}:{keep.budget}"
+        return {**method_settings(self.method), "keep": text, "keep_seed": keep.seed}
+
+    def kept_bytes(self, ledger: Ledger) -> int:
+        """Return the bytes of the updates that would have been kept, and of the steps.
+
+        Raises:
+            UnlearnRefusedError: If the ledger keeps sums.
+        """
+        require_rounds_for("a sample of the updates", ledger)
+        size, budget = ledger.settings.layout.size, self.keep.budget
+        updates = [round_.num_updates for round_ in ledger.rounds()]
+        kept = sum(n if budget is None else min(budget, n) for n in updates)
+        step = encoded_bytes(ledger.settings.step_dtype, size)
+        update = encoded_bytes(ledger.settings.update_dtype, size)
+        return kept * update + len(updates) * step
+
+    def __call__(self, request: UnlearnRequest) -> UnlearnResult:
+        """Return the method's answer from the smaller history.
+
+        Raises:
+            UnlearnRefusedError: If the ledger itself is a sample: whether an update is
+                there then depends on two draws, and the second knows only its own.
+        """
+        require_rounds_for("a sample of the updates", request.ledger)
+        for client in sorted(request.forget):
+            updates = request.ledger.updates_of(client)
+            if any(not u.kept or u.keep_probability < 1 for u in updates):
+                raise UnlearnRefusedError(
+                    f"not every update of client {client!r:.80} was kept, so this "
+                    "ledger cannot show what a smaller one would give; use fast-fedul"
+                )
+        view = KeptView(request.ledger, self.keep)
+        return self.method(UnlearnRequest(view, request.forget, request.federation))
+
+
+def fast_fedul(
+    skew: str | None = None,
+    damping: float | list[float] | None = None,
+    damped: Literal["all", "alternate"] | None = None,
+    updates: int | Literal["all"] | None = None,
+    minimum_coverage: float | None = None,
+    keep: str = "all",
+    keep_seed: int = 0,
+) -> Method:
+    """Takes a client's updates out of the final model, by the server alone.
+
+    With nothing set it is what `forget` does. `damping` and `damped` belong to skew
+    `scalar`, which they imply, and `updates` to skew `kronecker`. A sample of the
+    updates (`keep`) is never refused for its coverage unless that is asked for.
+
+    Raises:
+        InvalidInputError: If a setting belongs to another skew.
+    """
+    usual = 0.2 if keep == "all" else 0.0
+    method = FastFedUL(
+        skew=_skew(skew, damping, damped, updates),
+        minimum_coverage=usual if minimum_coverage is None else minimum_coverage,
+    )
+    if keep == "all":
+        return method
+    return OnSample(method=method, keep=Keep.parse(keep, seed=keep_seed))
+
+
+def papers(
+    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
+) -> Method:
+    """Fast-FedUL as in the paper: the same damping in every round."""
+    return fast_fedul(Scalar.name, damping, keep=keep, keep_seed=keep_seed)
+
+
+def random_keeping(
+    damping: float = PAPERS_DAMPING, keep: str = PAPERS_KEEPING, keep_seed: int = 0
+) -> Method:
+    """Fast-FedUL-1 of the paper: from updates that were kept at random."""
+    return papers(damping, keep, keep_seed)
+
+
+def without_skew() -> Method:
+    """Fast-FedUL-2 of the paper: as if nobody had reacted to the client."""
+    return fast_fedul("none")
+
+
+def half_skew(damping: float = PAPERS_DAMPING) -> Method:
+    """Fast-FedUL-3 of the paper: damping in every other round."""
+    return fast_fedul(Scalar.name, damping, "alternate")
+
+
+VARIANTS: dict[str, Callable[..., Method]] = {
+    FastFedUL.name: fast_fedul,
+    "fast-fedul-paper": papers,
+    "fast-fedul-1": random_keeping,
+    "fast-fedul-2": without_skew,
+    "fast-fedul-3": half_skew,
+}
+"""Name to a function of the settings that gives the method."""
+
+
+def _skew(
+    name: str | None,
+    damping: float | list[float] | None,
+    damped: str | None,
+    updates: int | str | None,
+) -> Skew | None:
+    """Return the skew that settings name; None if they name none."""
+    of_scalar = damping is not None or damped is not None
+    if name is None and of_scalar:
+        name = Scalar.name
+    if name is None and updates is not None:
+        name = Kronecker.name
+    if name is None:
+        return None
+    if of_scalar and name != Scalar.name:
+        raise InvalidInputError(
+            f"damping belongs to skew scalar, not to {name!r:.40}; leave one away"
+        )
+    if updates is not None and name != Kronecker.name:
+        raise InvalidInputError(
+            f"updates belongs to skew kronecker, not to {name!r:.40}; leave one away"
+        )
+    return skew_of(
+        {
+            "skew": name,
+            "damping": PAPERS_DAMPING if damping is None else damping,
+            "damped": damped or "all",
+            "updates": updates,
+        }
+    )
