@@ -128,7 +128,8 @@ def test_a_client_is_forgotten_while_a_deployment_trains(
     (asked,) = fastfedul("request", "list", str(ledger))["requests"]
     assert asked["state"] == "applied"
     public = folder / "signing.pem.pub"
-    checked = fastfedul("verify", asked["certificate"], "--public-key", str(public))
+    key = ("--public-key", str(public))
+    checked = fastfedul("certificate", "check", asked["certificate"], *key)
     assert checked["ok"]
     assert checked["signed"]
     assert "fails" not in {check["verdict"] for check in checked["checks"]}

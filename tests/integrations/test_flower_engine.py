@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,7 @@ SETTINGS = RunConfig.from_options(
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train(replace(SETTINGS, workers=1), folder)
+    train(SETTINGS.with_options(workers=1), folder)
     return folder
 
 
@@ -113,7 +112,7 @@ def test_a_run_begun_without_flower_ends_with_the_same_bytes_on_it(
             raise StopError
 
     with pytest.raises(StopError):
-        train(replace(SETTINGS, workers=1), tmp_path / "run", stop)
+        train(SETTINGS.with_options(workers=1), tmp_path / "run", stop)
     seen: list[int] = []
     resume(
         tmp_path / "run",

@@ -116,7 +116,7 @@ def test_how_clients_train_is_what_the_server_told_them_and_not_what_they_say(
     for name, expected in (
         ("told", told),
         ("plain", None),
-        ("project", import_module("flower_app").PROJECT.local.sgd),
+        ("project", import_module("flower_app").PROJECT.local.training.sgd),
     ):
         with opened(scenarios.ledger(name)) as ledger:
             assert {round_.local for round_ in ledger.rounds()} == {expected}, name
