@@ -17,7 +17,7 @@ from fastfedul.evaluate.membership import membership, per_example_loss
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import Workers, open_workers
 from fastfedul.ledger.keeping import Keep
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar

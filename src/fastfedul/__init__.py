@@ -20,12 +20,11 @@ from fastfedul.forgetting.requests import (
     cancel_request,
 )
 from fastfedul.forgetting.service import Forgetting, erase, forget, preview
-from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.protocol import Ledger, params_at, read_round
-from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.verification import verify
+from fastfedul.ledger.verify import verify
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar

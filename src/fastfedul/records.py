@@ -140,6 +140,7 @@ class RoundEntry:
         step_norm: Euclidean norm of the step; NaN where it is not known any more.
         previous_product: Inner product of the step with the step before; 0 at first.
         local: How the clients trained; None if the server does not know.
+        num_kept: Participants whose updates are stored.
     """
 
     index: int
@@ -149,6 +150,7 @@ class RoundEntry:
     step_norm: float
     previous_product: float
     local: LocalSGD | None = None
+    num_kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +199,22 @@ class ClientEntry:
             out of the history.
         num_updates: Rounds it took part in that are still in the history.
         forgotten_at: Number of rounds recorded when it was forgotten.
+        num_kept: Updates of it that are stored.
+        num_summed: Updates of it that are in its sum, in a ledger of sums.
+        mean_share: Mean of its shares; None if it took part in no round.
+        mean_norm: Mean length of its updates; None if no length is known.
+        difference_off: How far its sum may be off by erasures of others, as a length.
     """
 
     client: ClientId
     state: ClientState
     num_updates: int
     forgotten_at: int | None
+    num_kept: int = 0
+    num_summed: int = 0
+    mean_share: float | None = None
+    mean_norm: float | None = None
+    difference_off: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

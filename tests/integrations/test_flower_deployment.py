@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.verification import verify
+from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.verify import verify
 
 if find_spec("flwr") is None:
     if os.environ.get("CI"):

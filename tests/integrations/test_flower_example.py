@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.verification import verify
+from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.verify import verify
 
 if not all(map(find_spec, ("flwr", "ray", "torch"))):
     if os.environ.get("CI"):

@@ -28,7 +28,7 @@ from fastfedul import (
     verify,
 )
 from fastfedul.errors import RequestClosedError
-from fastfedul.ledger.requests import LONGEST_REASON, refuse_request
+from fastfedul.ledger.changes.requests import LONGEST_REASON, refuse_request
 from fastfedul.rng import stream
 
 CLIENTS = tuple(f"client {number}" for number in range(12))

@@ -14,7 +14,7 @@ from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import conclusions, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
 from fastfedul.forgetting.signing import read_public_key
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.folder import INDEX
 
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}

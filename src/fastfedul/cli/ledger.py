@@ -33,14 +33,13 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
-from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.changes.compact import Compaction
+from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.ledger.importing import import_ledger
-from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.shrinking import Compaction
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
-from fastfedul.ledger.verification import Verification, verify
+from fastfedul.ledger.verify import Verification, verify
 
 app = typer.Typer(
     help="Look at the history of a federation, check it, or start one from files.",
@@ -121,21 +120,18 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     with LedgerReader(path) as ledger, ledger.snapshot():
         sums_only = ledger.settings.history == "sums"
         kept = "updates in its sums" if sums_only else "updates kept"
-        rows = []
-        for name, entry in ledger.clients().items():
-            updates = ledger.updates_of(name)
-            norms = [update.norm for update in updates if not math.isnan(update.norm)]
-            rows.append(
-                {
-                    "client": name,
-                    "state": entry.state,
-                    "rounds": len(updates),
-                    "share": _mean([update.share for update in updates]),
-                    "kept": sum(update.kept for update in updates),
-                    "summed": sum(update.summed for update in updates),
-                    "norm": _mean(norms),
-                }
-            )
+        rows = [
+            {
+                "client": name,
+                "state": entry.state,
+                "rounds": entry.num_updates,
+                "share": entry.mean_share,
+                "kept": entry.num_kept,
+                "summed": entry.num_summed,
+                "norm": entry.mean_norm,
+            }
+            for name, entry in ledger.clients().items()
+        ]
     if json:
         print_json({"clients": rows})
         return

@@ -40,8 +40,7 @@ from fastfedul.forgetting.requests import (
     cancel_request,
 )
 from fastfedul.forgetting.service import preview
-from fastfedul.ledger.disk import DiskLedger
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
 

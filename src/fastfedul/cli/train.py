@@ -169,7 +169,7 @@ def _train(
 @contextmanager
 def telling_how_to_resume(run: Path) -> Iterator[None]:
     """Tell a user who stops a run, on standard error, how to go on with it."""
-    from fastfedul.ledger.reader import LedgerReader
+    from fastfedul.ledger.disk import LedgerReader
 
     try:
         yield
@@ -319,7 +319,7 @@ def _show(summary: RunSummary) -> None:
 
 def _states(run: Path) -> dict[ClientId, str]:
     """Return the state of every client that took part in a round."""
-    from fastfedul.ledger.reader import LedgerReader
+    from fastfedul.ledger.disk import LedgerReader
 
     with LedgerReader(run) as ledger:
         return {name: entry.state for name, entry in ledger.clients().items()}

@@ -16,7 +16,7 @@ from fastfedul import canonical_json
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.files import write_whole
 from fastfedul.forgetting.signing import ALGORITHM, SigningKey
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.records import LogEntry
 
 FORMAT = 2

@@ -16,9 +16,8 @@ from fastfedul.forgetting.certificates import (
     signed_bytes,
 )
 from fastfedul.forgetting.signing import ALGORITHM, fingerprint, is_signed
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
-from fastfedul.ledger.store.entries import fields
 from fastfedul.ledger.views import PastView
 from fastfedul.methods.protocol import UnlearnRequest, needs_help
 from fastfedul.methods.registry import find_method
@@ -200,8 +199,8 @@ def _check_chain(
         return Check("chain", "not checked", text)
     if recorded is None:
         return Check("chain", "not checked", "the log does not say at which round")
-    last = fields("rounds", ledger.index.one("rounds", round=recorded - 1))
-    return _compare("chain", last["chain"].hex(), after, "the history")
+    chain = ledger.chain_after(recorded - 1)
+    return _compare("chain", chain.hex(), after, "the history")
 
 
 def _check_model(

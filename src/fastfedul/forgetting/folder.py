@@ -11,7 +11,7 @@ from pathlib import Path
 from fastfedul.errors import FastFedULError
 from fastfedul.forgetting.certificates import certificates_folder, write_certificates
 from fastfedul.forgetting.signing import SigningKey
-from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.model_files import read_note, write_model
 
 RUN_CONFIG = "config.toml"
@@ -36,7 +36,7 @@ def run_model_of(ledger: Path) -> Path | None:
 
 def write_run_model(ledger: LedgerReader, place: Path) -> None:
     """Write the ledger's model to a file, whole or not at all."""
-    write_model(place, ledger.final, {_NOTE: ledger.model_path.stem})
+    write_model(place, ledger.final, {_NOTE: ledger.model_digest})
 
 
 def bring_up_to_date(
@@ -62,7 +62,7 @@ def bring_up_to_date(
     """
     written: list[Path] = []
     place = run_model_of(ledger.path)
-    if place is not None and read_note(place, _NOTE) != ledger.model_path.stem:
+    if place is not None and read_note(place, _NOTE) != ledger.model_digest:
         try:
             write_run_model(ledger, place)
         except FastFedULError as error:

@@ -20,8 +20,12 @@ from fastfedul.forgetting.certificates import certificates_folder
 from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.service import Accept, Forgetting, Key, forget
 from fastfedul.forgetting.signing import find_key
+from fastfedul.ledger.changes.requests import (
+    add_request,
+    cancel_request,
+    refuse_request,
+)
 from fastfedul.ledger.disk import DiskLedger
-from fastfedul.ledger.requests import add_request, cancel_request, refuse_request
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import Method, require_usable
 from fastfedul.methods.registry import require_method

@@ -20,9 +20,9 @@ from fastfedul.federation.clients import Federation
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
 from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.protocol import Ledger, WritableLedger, require_known
-from fastfedul.ledger.recording import check_name
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
     Method,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfedul.ledger.store.schema import Row, Value, digest_of
+from fastfedul.ledger.store.schema import Value, digest_of
 
 
 def genesis(
@@ -24,7 +24,7 @@ def content_of(
     removed_share: float,
     use: str,
     step: bytes | None,
-    local: Row,
+    local: tuple[Value, ...],
     updates: Sequence[tuple[str, float, float, bytes | None]],
 ) -> bytes:
     """Return the digest of what a round contains.

@@ -1,52 +1,470 @@
-"""A ledger on disk: creating it, and taking clients out of it.
+"""A ledger on disk: `LedgerReader` reads it, `DiskLedger` also changes it.
 
-Array files are written and synced first, then their folder, then the index commits:
-what is committed is whole, and what is not committed is swept away on the next open.
+Both are facades. How bytes lie on the disk is in `store/`, and each change of a ledger
+is a function of a transaction in `changes/`.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from fastfedul.errors import InvalidInputError, RequestClosedError
+from fastfedul.errors import (
+    InvalidInputError,
+    LedgerDamagedError,
+    LedgerError,
+    UnknownClientError,
+)
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.ledger.chain import genesis
-from fastfedul.ledger.erasure import check_erasable, rewritten_rounds
-from fastfedul.ledger.pairs import NO_LIMIT
-from fastfedul.ledger.protocol import now, require_known, vector
-from fastfedul.ledger.recording import (
-    cleaned_model,
-    require_buffers,
+from fastfedul.ledger.changes.append import append_round
+from fastfedul.ledger.changes.compact import (
+    Compaction,
+    Progress,
+    plan_compaction,
+    turn_to_sums,
 )
+from fastfedul.ledger.changes.drop import make_room
+from fastfedul.ledger.changes.erase import erase_clients
+from fastfedul.ledger.changes.forget import forget_clients
+from fastfedul.ledger.changes.log import add_event
+from fastfedul.ledger.checks import cleaned_model, prepare, require_buffers
+from fastfedul.ledger.erasure import check_erasable
+from fastfedul.ledger.own_sums import own_difference
+from fastfedul.ledger.pairs import NO_LIMIT
+from fastfedul.ledger.protocol import require_known
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.shrinking import Compaction, Dropped, Progress, ShrinkingWriter
 from fastfedul.ledger.store import arrays, streaming
-from fastfedul.ledger.store.entries import fields
-from fastfedul.ledger.store.folder import ARRAYS, INDEX, explain, new_folder
-from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.request_rows import decide, waiting_for
-from fastfedul.ledger.store.schema import FORMAT, digest_of
-from fastfedul.ledger.store.transaction import Change
-from fastfedul.params import Flat
+from fastfedul.ledger.store.arrays import Source, Stored, digest_in
+from fastfedul.ledger.store.entries import (
+    client_entry,
+    name_of,
+    place_of,
+    round_entry,
+    update_entry,
+)
+from fastfedul.ledger.store.folder import (
+    ARRAYS,
+    INDEX,
+    acquire_lock,
+    explain,
+    find_ledger,
+    new_folder,
+    sweep,
+)
+from fastfedul.ledger.store.index import AnyRow, Index
+from fastfedul.ledger.store.request_rows import (
+    read_log,
+    read_requests,
+    waiting_requests,
+)
+from fastfedul.ledger.store.schema import (
+    FORMAT,
+    AdjustmentRow,
+    ClientRow,
+    FileRow,
+    HeadRow,
+    LedgerRow,
+    PairRow,
+    PolicyRow,
+    RoundRow,
+    UpdateRow,
+)
+from fastfedul.ledger.store.transaction import (
+    INITIAL_FILE,
+    Transaction,
+    difference_of,
+)
+from fastfedul.params import Flat, Layout, Params
 from fastfedul.records import (
+    ClientEntry,
     ClientId,
+    ClientState,
+    Combination,
+    Event,
     ForgetRequest,
     History,
+    LogEntry,
     Model,
+    PairEntry,
+    Round,
+    RoundEntry,
     StorageDtype,
+    UpdateEntry,
     VectorRef,
 )
 
+_WRITERS = 4
+"""Vectors written at once: while one is being synced the next is hashed."""
 
-class DiskLedger(ShrinkingWriter):
+
+class LedgerReader:
+    """A ledger on disk, open for reading; others may read and one may write.
+
+    Everything is checked as it is read.
+
+    Attributes:
+        path: The ledger's folder.
+        index: Its index.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        custom: Mapping[str, Aggregation] | None = None,
+        write: bool = False,
+    ) -> None:
+        """Open a ledger.
+
+        Args:
+            path: A ledger, or the run that contains it.
+            custom: The caller's own aggregations by name.
+            write: Whether rows of requests are to be written.
+        """
+        self.path = find_ledger(Path(path))
+        self.index = Index(self.path / INDEX, write=write)
+        self._folder = self.path / ARRAYS
+        try:
+            with self.index.reading():
+                self.index.check_size()
+                found = self.index.format()
+                if found != FORMAT:
+                    raise LedgerError(
+                        f"{self.path} is in format {found}; this version reads format "
+                        f"{FORMAT}, so use the version of fastfedul that wrote it"
+                    )
+                self._row = self.index.one(LedgerRow, id=1)
+                policy = self.index.one(PolicyRow, id=1)
+        except BaseException:
+            self.index.close()
+            raise
+        self._settings = LedgerSettings(
+            layout=Layout.from_json(self._row.layout),
+            aggregation=self._row.aggregation,
+            custom=custom or {},
+            update_dtype=self._row.update_dtype,
+            step_dtype=self._row.step_dtype,
+            history=policy.history,
+            budget=policy.budget,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    @property
+    def settings(self) -> LedgerSettings:
+        """What was decided when the ledger was created, or changed since."""
+        with self.index.reading():
+            now = self.index.one(PolicyRow, id=1)
+        return replace(self._settings, history=now.history, budget=now.budget)
+
+    @property
+    def head(self) -> HeadRow:
+        """Where the ledger stands."""
+        with self.index.reading():
+            return self.index.one(HeadRow, id=1)
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds are recorded."""
+        return self.head.num_rounds
+
+    @property
+    def chain(self) -> bytes:
+        """The hash chain over all rounds."""
+        return self.head.chain
+
+    def chain_after(self, index: int) -> bytes:
+        """Return the hash chain after a round."""
+        with self.index.reading():
+            return self.index.one(RoundRow, round=index).chain
+
+    @property
+    def model_path(self) -> Path:
+        """The file of the model now; it gives way to another with the next change."""
+        return self._folder / arrays.file_name(self.head.file)
+
+    @property
+    def model_digest(self) -> str:
+        """The digest of the file of the model now, in hexadecimal."""
+        return Stored.unpacked(self.head.model).digest.hex()
+
+    @property
+    def initial(self) -> Model:
+        """The model before the first round."""
+        return self._model(INITIAL_FILE, self._row.initial, "the initial model")
+
+    @property
+    def final(self) -> Model:
+        """The model now."""
+        with self.index.reading():
+            head = self.head
+            return self._model(head.file, head.model, "the current model")
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Hold one consistent view for the time of a `with` block."""
+        return self.index.reading()
+
+    def clients(self) -> Mapping[ClientId, ClientEntry]:
+        """Return every client ever seen."""
+        with self.index.reading():
+            rows = self._all(ClientRow)
+        entries = (client_entry(row) for row in rows)
+        return {entry.client: entry for entry in sorted(entries, key=name_of)}
+
+    def client(self, name: ClientId) -> ClientEntry | None:
+        """Return one client; None for a stranger."""
+        with self.index.reading():
+            row = self.index.client(name)
+        return client_entry(row) if row else None
+
+    def rounds(self) -> Sequence[RoundEntry]:
+        """Return every round, without its arrays."""
+        with self.index.reading():
+            rows = self._all(RoundRow)
+        if any(row.round != index for index, row in enumerate(rows)):
+            raise LedgerDamagedError("a round is missing in the index")
+        return tuple(round_entry(row) for row in rows)
+
+    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
+        """Return what one client took part in; nothing for a stranger."""
+        with self.index.reading():
+            row = self.index.client(client)
+            if row is None:
+                return ()
+            updates = self.index.rows(UpdateRow, None, client=row.id)
+            if len(updates) != row.num_updates:
+                raise LedgerDamagedError(
+                    f"client {client!r:.80} has lost or gained a round in the index"
+                )
+            indices = [update.round for update in updates]
+            rounds = self.index.rows_by_key(RoundRow, "round", indices)
+        return tuple(update_entry(client, u, rounds[u.round]) for u in updates)
+
+    def updates_in(self, index: int) -> Sequence[UpdateEntry]:
+        """Return who took part in a round, sorted by client; nobody if none was."""
+        with self.index.reading():
+            if not 0 <= index < self.num_rounds:
+                return ()
+            round_ = self.index.one(RoundRow, round=index)
+            rows = self.index.rows(UpdateRow, None, round=index)
+            # SQLite finds these through an index of its own, which has no digests.
+            if len(rows) != round_.num_updates:
+                raise LedgerDamagedError(f"round {index} has lost a participant")
+            numbers = [row.client for row in rows]
+            names = self.index.rows_by_key(ClientRow, "id", numbers)
+        entries = [update_entry(names[row.client].name, row, round_) for row in rows]
+        return tuple(sorted(entries, key=name_of))
+
+    def adjustments(self) -> Mapping[int, Flat]:
+        """Return corrections of the model by the round from which they count."""
+        with self.index.reading():
+            return {
+                row.round: streaming.read_vector(
+                    self._folder,
+                    self._source(
+                        row.file,
+                        row.array,
+                        "float32",
+                        f"adjustment at round {row.round}",
+                    ),
+                )
+                for row in self._all(AdjustmentRow)
+            }
+
+    def events(self) -> Sequence[Event]:
+        """Return the log of what was forgotten."""
+        return tuple(entry.event for entry in self.log())
+
+    def log(self) -> Sequence[LogEntry]:
+        """Return the same log with the number and digest of each entry."""
+        with self.index.reading():
+            entries = read_log(self.index)
+            if len(entries) != self.head.num_events:
+                raise self._lost("events")
+        return entries
+
+    def requests(self) -> Sequence[ForgetRequest]:
+        """Return who was asked to be forgotten, in the order of asking."""
+        with self.index.reading():
+            return read_requests(self.index)
+
+    def waiting(self) -> Sequence[ForgetRequest]:
+        """Return the requests that wait, in the order of asking."""
+        with self.index.reading():
+            return waiting_requests(self.index)
+
+    def own_difference(self, client: ClientId) -> Flat:
+        """Return what forgetting one client alone takes, summed over its rounds."""
+        with self.index.reading():
+            row = self.index.client(client)
+            if row is None:
+                raise UnknownClientError(
+                    f"no client is called {client!r:.80} in this ledger"
+                )
+            if self.settings.history == "rounds":
+                return own_difference(self, client)
+            return difference_of(self._folder, self._settings, row)
+
+    def pairs(self) -> Sequence[PairEntry]:
+        """Return the kept differences of two clients; none in a ledger of rounds."""
+        with self.index.reading():
+            rows = self._all(PairRow)
+            names = self._names(rows)
+        return tuple(
+            PairEntry(row.round, names[row.client], names[row.other], row.odds)
+            for row in rows
+        )
+
+    def combine(
+        self,
+        vectors: Sequence[VectorRef],
+        coefficients: npt.ArrayLike,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> Combination:
+        """Return linear combinations and inner products of stored vectors."""
+        with self.index.reading():
+            sources = self._sources(vectors)
+            return streaming.combine(self._folder, sources, coefficients, pairs)
+
+    def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
+        """Return stored vectors one under the other, to be read by columns."""
+        with self.index.reading():
+            return streaming.StackedFiles(self._folder, tuple(self._sources(vectors)))
+
+    def num_array_bytes(self) -> int:
+        """Return the size of all array files together."""
+        return self.head.array_bytes
+
+    def _all(self, row: type[AnyRow]) -> list[AnyRow]:
+        """Return all rows of a table; the head says how many there must be."""
+        found = self.index.rows(row)
+        if len(found) != getattr(self.head, f"num_{row.table}"):
+            raise self._lost(row.table)
+        return found
+
+    def _lost(self, table: str) -> LedgerDamagedError:
+        return LedgerDamagedError(
+            f"{self.index.path}: the table {table} has lost or gained a row"
+        )
+
+    def _names(self, pairs: Sequence[PairRow]) -> dict[int, ClientId]:
+        numbers = {number for row in pairs for number in (row.client, row.other)}
+        found = self.index.rows_by_key(ClientRow, "id", numbers)
+        return {number: row.name for number, row in found.items()}
+
+    def _source(
+        self, file: int, column: bytes, dtype: StorageDtype, place: str
+    ) -> Source:
+        size = self._settings.layout.size
+        return Source(file, Stored.unpacked(column), dtype, size, place)
+
+    def _sources(self, vectors: Sequence[VectorRef]) -> list[Source]:
+        """Return stored vectors as what can be read, from few queries."""
+        columns: dict[VectorRef, tuple[int, bytes]] = {}
+        if any(ref.other is not None for ref in vectors):
+            rows = self._all(PairRow)
+            names = self._names(rows)
+            for pair in rows:
+                ref = VectorRef(pair.round, names[pair.client], names[pair.other])
+                columns[ref] = (pair.file, pair.array)
+        wanted: dict[ClientId | None, list[int]] = {}
+        for ref in vectors:
+            if ref.other is None:
+                wanted.setdefault(ref.client, []).append(ref.round)
+        indices = {index for own in wanted.values() for index in own}
+        known = {index for index in indices if 0 <= index < self.num_rounds}
+        rounds = self.index.rows_by_key(RoundRow, "round", known)
+        for client, own in wanted.items():
+            for index, column in self._columns(client, own, rounds).items():
+                file = rounds[index].file
+                if column is not None and file is not None:
+                    columns[VectorRef(index, client)] = (file, column)
+        settings = self._settings
+        found = []
+        for ref in vectors:
+            if ref not in columns:
+                raise LedgerError(f"{place_of(ref)}: nothing is stored")
+            file, column = columns[ref]
+            dtype = settings.step_dtype if ref.client is None else settings.update_dtype
+            found.append(self._source(file, column, dtype, place_of(ref)))
+        return found
+
+    def _columns(
+        self,
+        client: ClientId | None,
+        indices: list[int],
+        rounds: Mapping[int, RoundRow],
+    ) -> dict[int, bytes | None]:
+        """Return where a client's updates lie by round; for None, the steps."""
+        if client is None:
+            return {i: rounds[i].step for i in indices if i in rounds}
+        row = self.index.client(client)
+        if row is None:
+            return {}
+        asked = set(indices)
+        span = (min(asked), max(asked))
+        if len(asked) < (span[1] - span[0]) / 8:
+            found = [
+                update
+                for index in asked
+                for update in self.index.rows(UpdateRow, client=row.id, round=index)
+            ]
+        else:
+            found = self.index.rows(UpdateRow, span, client=row.id)
+        return {update.round: update.array for update in found if update.round in asked}
+
+    def _model(self, file: int, column: bytes, place: str) -> Model:
+        layout = self._settings.layout
+        stored = Stored.unpacked(column)
+        with self.index.reading():
+            flat, buffers = arrays.read_model(self._folder, file, stored, layout, place)
+        return Model(Params(layout, flat), buffers)
+
+
+class DiskLedger(LedgerReader):
     """A ledger on disk, open for writing; there is only one at a time."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        custom: Mapping[str, Aggregation] | None = None,
+    ) -> None:
+        """Open a ledger and become its one writer."""
+        super().__init__(path, custom=custom, write=True)
+        self._lock = -1
+        self._pool = ThreadPoolExecutor(_WRITERS)
+        self._last_step: tuple[int, Flat] | None = None
+        self._model_now: tuple[bytes, Model] | None = None
+        try:
+            self._lock = acquire_lock(self.path)
+            with self.index.reading():
+                rows = self._all(FileRow)
+            sweep(
+                self.path, {arrays.file_name(row.file): row.num_bytes for row in rows}
+            )
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(
@@ -60,7 +478,7 @@ class DiskLedger(ShrinkingWriter):
         step_dtype: StorageDtype = "float32",
         history: History = "rounds",
         budget: int | None = None,
-    ) -> DiskLedger:
+    ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
         Args:
@@ -105,8 +523,38 @@ class DiskLedger(ShrinkingWriter):
             raise
         return cls(folder, custom=custom)
 
-    def __enter__(self) -> DiskLedger:
-        return self
+    def close(self) -> None:
+        """Close the index and let another process write."""
+        super().close()
+        self._pool.shutdown()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def append(self, round_: Round) -> Model:
+        """Record a round; when this returns, the round survives power loss.
+
+        Returns:
+            The model after the round.
+        """
+        head = self.head
+        recorded = prepare(
+            round_,
+            self._settings,
+            current=self._current(head),
+            num_rounds=head.num_rounds,
+            previous_step=None
+            if self._settings.history == "sums"
+            else self._previous_step(head.num_rounds),
+            state_of=self._state_of,
+        )
+        with self._changing(f"round {recorded.index}") as change:
+            append_round(change, recorded)
+            make_room(change, str(self.path))
+        self._model_now = (change.head.model, recorded.model)
+        exact = self._settings.step_dtype == "float32"
+        self._last_step = (recorded.index, recorded.step.copy()) if exact else None
+        return recorded.model
 
     def commit_forgetting(
         self,
@@ -123,8 +571,8 @@ class DiskLedger(ShrinkingWriter):
         Requests that wait for these clients are applied by it, in the same step.
 
         Args:
-            clients: Whom.
-            delta: Cleaned minus current model.
+            clients: Clients that are forgotten.
+            delta: Cleaned minus current parameters.
             details: What the log keeps of it, as JSON values.
             erase: Also rewrite the history as if they had never been there.
             model: The cleaned model; None for the current one moved by delta.
@@ -135,27 +583,18 @@ class DiskLedger(ShrinkingWriter):
         """
         require_known(self, clients)
         cleaned = cleaned_model(self.final, delta, model)
+        self._last_step = None
         with self._changing("the forgetting") as change:
-            asked = waiting_for(self.index, clients)
-            if request is not None and request not in {r.number for r in asked}:
-                raise RequestClosedError(f"request {request} is not waiting any more")
-            at = int(change.head["num_rounds"])
-            if self._settings.history == "rounds":
-                self._adjust(change, at, delta)
-            change.set_model(*change.store([change.model_job(cleaned)]))
-            for client in clients:
-                row = self._client_row(client)
-                assert row is not None
-                row.update(state="forgotten", forgotten_at=at)
-                change.replace("clients", row)
-            if erase:
-                details = {**details, **self._erase(change, clients)}
-            if asked:
-                details = {**details, "requests": [_described(r) for r in asked]}
-            kind = "forget and erase" if erase else "forget"
-            event = self._log(change, kind, clients, details)
-            for waiting in asked:
-                decide(self.index, waiting.number, "applied", event=event)
+            forget_clients(
+                self,
+                change,
+                clients,
+                delta,
+                cleaned,
+                details,
+                erase=erase,
+                request=request,
+            )
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]
@@ -165,9 +604,18 @@ class DiskLedger(ShrinkingWriter):
         Their updates and sums are gone from the disk when this returns.
         """
         check_erasable(self, clients)
+        self._last_step = None
         with self._changing("the erasure") as change:
-            details = {**details, **self._erase(change, clients)}
-            self._log(change, "erase", clients, details)
+            details = {**details, **erase_clients(self, change, clients)}
+            add_event(change, "erase", clients, details)
+
+    def compaction(self) -> Compaction:
+        """Return what compacting this ledger would do; nothing is changed.
+
+        Raises:
+            LedgerError: If it cannot be compacted.
+        """
+        return plan_compaction(self)
 
     def compact(self, progress: Progress | None = None) -> Compaction:
         """Turn the ledger into one of sums; when this returns, the rounds are gone.
@@ -180,10 +628,10 @@ class DiskLedger(ShrinkingWriter):
         Raises:
             LedgerError: If it cannot be compacted.
         """
-        found = self.compaction()
+        found = plan_compaction(self)
         with self._changing("the compaction") as change:
-            self._to_sums(change, progress)
-            self._log(change, "compact", (), {"notes": list(found.notes)})
+            turn_to_sums(self, change, progress)
+            add_event(change, "compact", (), {"notes": list(found.notes)})
         self._settings = replace(self._settings, history="sums")
         self._last_step = None
         return replace(found, bytes_after=self.num_array_bytes())
@@ -192,144 +640,70 @@ class DiskLedger(ShrinkingWriter):
         """Change how many bytes the ledger may take; it counts from the next round."""
         settings = replace(self._settings, budget=budget)
         with self._changing("the budget"):
-            policy = self._policy()
-            self.index.put_policy(policy["history"], budget)
+            policy = self.index.one(PolicyRow, id=1)
+            self.index.replace(replace(policy, budget=budget))
         self._settings = settings
 
-    def _settle(self, change: Change) -> None:
-        """Keep to the budget, and say in the log what it took."""
-        dropped = self._make_room(change)
-        if dropped is None:
-            return
-        self._log_dropped(change, dropped)
+    def _current(self, head: HeadRow) -> Model:
+        if self._model_now is None or self._model_now[0] != head.model:
+            model = self._model(head.file, head.model, "the current model")
+            self._model_now = (head.model, model)
+        return self._model_now[1]
 
-    def _log_dropped(self, change: Change, dropped: Dropped) -> None:
-        """Add to the log; what is dropped round after round is one entry."""
-        clients = set(dropped.clients)
-        details = {
-            "updates": dropped.num_updates,
-            "bytes": dropped.num_bytes,
-            "first_round": min(dropped.rounds),
-            "last_round": max(dropped.rounds),
-            "budget": self._settings.budget,
-        }
-        events = self.index.rows("events")
-        last = fields("events", events[-1]) if events else None
-        if last and last["kind"] == "drop":
-            before = json.loads(last["details"])
-            clients |= set(json.loads(last["clients"]))
-            details["updates"] += before["updates"]
-            details["bytes"] += before["bytes"]
-            details["first_round"] = min(details["first_round"], before["first_round"])
-            self.index.delete("events", "id = ?", last["id"])
-        self._log(change, "drop", sorted(clients), details)
+    def _state_of(self, client: ClientId) -> ClientState | None:
+        with self.index.reading():
+            row = self.index.client(client)
+        return row.state if row else None
 
-    def _erase(self, change: Change, clients: Sequence[ClientId]) -> dict[str, object]:
-        """Take clients out of the history; return what the log should say of it."""
-        if self._settings.history == "sums":
-            check_erasable(self, clients)
-            worst = self._erase_from_sums(change, clients)
-            for client in clients:
-                self._drop_client(change, client)
-            return {"sums_off": worst}
-        forgotten_at = check_erasable(self, clients)
-        correction = np.zeros(self._settings.layout.size, np.float64)
-        gone = {self._numbers[client] for client in clients}
-        for rewritten in rewritten_rounds(self, clients):
-            entry, step = rewritten.entry, rewritten.step
-            row = fields("rounds", self.index.one("rounds", round=entry.index))
-            for name in ("num_updates", "removed_share", "step_norm"):
-                row[name] = getattr(entry, name)
-            row["previous_product"] = entry.previous_product
-            if step is not None:
-                if entry.index < forgotten_at:
-                    correction += step
-                    correction -= vector(self, VectorRef(entry.index))
-                change.release(row["step"])
-                row["products"] = 0
-                [row["step"]] = change.store(
-                    [change.vector_job(step, self._settings.step_dtype)]
+    def _previous_step(self, num_rounds: int) -> Flat | None:
+        if num_rounds == 0:
+            return None
+        if self._last_step is None or self._last_step[0] != num_rounds - 1:
+            flat = self.combine([VectorRef(num_rounds - 1)], [[1.0]]).sums[0]
+            self._last_step = (num_rounds - 1, flat)
+        return self._last_step[1]
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[Transaction]:
+        """Commit a change of the ledger whole, or leave it as it was."""
+        change: Transaction | None = None
+        try:
+            with self._explained(what), self.index.writing():
+                change = Transaction(
+                    self.index, self._folder, self._settings, self._pool
                 )
-                row["content"] = self._content(row, without=gone)
-            change.replace("rounds", row)
-        for client in clients:
-            self._drop_client(change, client)
-        self._adjust(change, forgotten_at, -correction.astype(np.float32))
-        change.head["chain"] = self._relink(change)
-        self._last_step = None
-        return {}
+                yield change
+                change.finish()
+        except BaseException:
+            if change is not None:
+                self._undo(change)
+            raise
+        change.clean_up()
 
-    def _drop_client(self, change: Change, client: ClientId) -> None:
-        row = self._client_row(client)
-        assert row is not None
-        found = self.index.rows("updates", client=row["id"])
-        change.release(*(fields("updates", r)["array"] for r in found))
-        self.index.delete("updates", "client = ?", row["id"])
-        for values in self.index.rows("pairs"):
-            pair = fields("pairs", values)
-            if row["id"] in (pair["client"], pair["other"]):
-                self._drop_pair(change, pair)
-        change.release(row["difference"])
-        row.update(state="erased", num_updates=0, difference=None)
-        change.replace("clients", row)
+    def _undo(self, change: Transaction) -> None:
+        """Remove a failed change's files if it is certain not to be committed.
 
-    def _adjust(self, change: Change, index: int, delta: Flat) -> None:
-        found = self.index.rows("adjustments", round=index)
-        if found:
-            digest = fields("adjustments", found[0])["array"]
-            place = f"adjustment at round {index}"
-            delta = delta + streaming.read_vector(
-                self._arrays, self._source(digest, "float32", place)
-            )
-            change.release(digest)
-            self.index.delete("adjustments", "round = ?", index)
-        [digest] = change.store([change.vector_job(delta, "float32")])
-        change.put("adjustments", index, digest)
+        Otherwise they wait for the next writer, who knows from the index.
+        """
+        with contextlib.suppress(LedgerError):
+            if self.head == change.before:
+                change.undo()
 
-    def _log(
-        self,
-        change: Change,
-        kind: str,
-        clients: Sequence[ClientId],
-        details: Mapping[str, object],
-    ) -> int:
-        """Add an entry to the log and return its number."""
-        events = self.index.rows("events")
-        previous = digest_of(*events[-1]) if events else b""
-        everything = {
-            **details,
-            "recorded_rounds": change.head["num_rounds"],
-            "chain_before": change.before["chain"].hex(),
-            "chain_after": change.head["chain"].hex(),
-            "model_before": change.before["model"].hex(),
-            "model_after": change.head["model"].hex(),
-        }
-        change.put(
-            "events",
-            len(events) + 1,
-            now(),
-            kind,
-            json.dumps(list(clients)),
-            json.dumps(everything, sort_keys=True),
-            previous,
-        )
-        return len(events) + 1
-
-
-def _described(request: ForgetRequest) -> dict[str, object]:
-    """Return what the log keeps of a request."""
-    return {
-        "request": request.number,
-        "asked": request.asked,
-        "reason": request.reason,
-    }
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise explain(error, self.path, what) from None
 
 
 def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
     """Write the index and the initial model of a new ledger."""
     layout = settings.layout
     buffers = require_buffers(initial.buffers, layout)
-    info = arrays.write_model(folder / ARRAYS, layout, initial.params.flat, buffers)
+    num_bytes, stored = arrays.write_model(
+        folder / ARRAYS, INITIAL_FILE, layout, initial.params.flat, buffers
+    )
     arrays.sync_folder(folder / ARRAYS)
     index = Index(folder / INDEX, write=True, create=True)
     try:
@@ -337,12 +711,40 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
             index.create_tables()
             text = layout.to_json()
             dtypes = (settings.update_dtype, settings.step_dtype)
-            index.put("arrays", (info.digest, info.num_bytes, info.checksums))
-            rest = (settings.aggregation, info.digest)
-            index.put("ledger", (1, FORMAT, text, *dtypes, *rest))
-            chain = genesis(text, *dtypes, settings.aggregation, info.digest)
-            index.put_head(chain, info.digest, NO_LIMIT)
-            index.put_policy(settings.history, settings.budget)
+            row = LedgerRow(
+                1,
+                FORMAT,
+                text,
+                *dtypes,
+                settings.aggregation,
+                INITIAL_FILE,
+                stored.packed(),
+            )
+            index.add(row)
+            index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes))
+            digest = digest_in(row.initial)
+            assert digest is not None
+            index.add(
+                HeadRow(
+                    id=1,
+                    chain=genesis(text, *dtypes, settings.aggregation, digest),
+                    file=INITIAL_FILE,
+                    model=row.initial,
+                    pair_limit=NO_LIMIT,
+                    next_file=INITIAL_FILE + 1,
+                    open_file=None,
+                    array_bytes=num_bytes,
+                    live_bytes=num_bytes,
+                    num_clients=0,
+                    num_rounds=0,
+                    num_updates=0,
+                    num_pairs=0,
+                    num_files=1,
+                    num_adjustments=0,
+                    num_events=0,
+                )
+            )
+            index.add(PolicyRow(1, settings.history, settings.budget))
     finally:
         index.close()
     arrays.sync_folder(folder)

@@ -8,7 +8,7 @@ participants that is still part of the history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,10 @@ from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
+
+
+_BYTES_AT_ONCE = 1 << 24
+"""Steps of small models are computed for many rounds at a time, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,30 +114,61 @@ def rewritten_rounds(
     """Yield, in order, every round that changes when these clients are erased.
 
     A round whose neighbour changed is among them, because its inner product with the
-    step before it changes too. At most three vectors are in memory.
+    step before it changes too. At most three vectors of a large model are in memory.
     """
-    forget = frozenset(clients)
     gone: dict[int, list[UpdateEntry]] = {}
-    for client in sorted(forget):
+    for client in sorted(set(clients)):
         for update in ledger.updates_of(client):
             gone.setdefault(update.round, []).append(update)
-    before: Flat | None = None
-    for round_ in ledger.rounds():
-        changed = round_.index in gone
-        if not changed and before is None:
+    rounds = ledger.rounds()
+    near = {index + offset for index in gone for offset in (-1, 0, 1)}
+    wanted = [round_ for round_ in rounds if round_.index in near]
+    before: tuple[int, Flat] | None = None
+    for round_, step in _steps_without(ledger, wanted, gone):
+        index = round_.index
+        changed = index in gone
+        known = before is not None and before[0] == index - 1
+        product = dot(before[1], step) if known and before else 0.0
+        before = (index, step)
+        if not changed and index - 1 not in gone:
             continue
         if changed:
-            step = _step_without(ledger, round_, gone[round_.index])
-            round_ = _entry_without(round_, gone[round_.index], norm(step))
-        else:
-            step = _stored(ledger, round_.index)
-        if before is None and round_.index > 0:
-            before = _stored(ledger, round_.index - 1)
-        product = dot(before, step) if before is not None else 0.0
+            round_ = _entry_without(round_, gone[index], norm(step))
         yield RewrittenRound(
             replace(round_, previous_product=product), step if changed else None
         )
-        before = step if changed else None
+
+
+def _steps_without(
+    ledger: Ledger,
+    rounds: Sequence[RoundEntry],
+    gone: Mapping[int, Sequence[UpdateEntry]],
+) -> Iterator[tuple[RoundEntry, Flat]]:
+    """Yield rounds with their steps, without the clients that are gone from them."""
+    size = ledger.settings.layout.size
+    at_once = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
+    if ledger.settings.aggregation != MEAN:
+        for round_ in rounds:
+            names = frozenset(update.client for update in gone.get(round_.index, ()))
+            index = round_.index
+            step = replayed_step(ledger, index, names) if names else None
+            yield round_, _stored(ledger, index) if step is None else step
+        return
+    for first in range(0, len(rounds), at_once):
+        some = rounds[first : first + at_once]
+        refs: list[VectorRef] = []
+        factors: list[tuple[int, list[float]]] = []
+        for round_ in some:
+            own, weights = _step_terms(round_, gone.get(round_.index, ()))
+            factors.append((len(refs), weights))
+            refs += own
+        if len(some) == 1:
+            yield some[0], ledger.combine(refs, [factors[0][1]]).sums[0]
+            continue
+        rows = ledger.stack(refs).read(0, size)
+        for round_, (start, weights) in zip(some, factors, strict=True):
+            own_rows = rows[start : start + len(weights)]
+            yield round_, np.asarray(weights, np.float32) @ own_rows
 
 
 def _stored(ledger: Ledger, index: int) -> Flat:
@@ -141,13 +176,12 @@ def _stored(ledger: Ledger, index: int) -> Flat:
     return flat
 
 
-def _step_without(
-    ledger: Ledger, round_: RoundEntry, gone: Sequence[UpdateEntry]
-) -> Flat:
-    if ledger.settings.aggregation != MEAN:
-        return replayed_step(
-            ledger, round_.index, frozenset(update.client for update in gone)
-        )
+def _step_terms(
+    round_: RoundEntry, gone: Sequence[UpdateEntry]
+) -> tuple[list[VectorRef], list[float]]:
+    """Return vectors and factors that give a round's step without some clients."""
+    if not gone:
+        return [VectorRef(round_.index)], [1.0]
     of_step, of_updates = without(round_, gone)
     refs = [VectorRef(round_.index)]
     factors = [of_step]
@@ -155,8 +189,35 @@ def _step_without(
         if update.kept:
             refs.append(VectorRef(update.round, update.client))
             factors.append(factor)
-    flat: Flat = ledger.combine(refs, [factors]).sums[0]
-    return flat
+    return refs, factors
+
+
+def correction_of(
+    ledger: Ledger, clients: Sequence[ClientId], before: int
+) -> Flat | None:
+    """Return by how much the steps of the rounds before one change in all.
+
+    Returns:
+        The sum; None where steps are replayed and it must be added up on the way.
+    """
+    if ledger.settings.aggregation != MEAN:
+        return None
+    gone: dict[int, list[UpdateEntry]] = {}
+    for client in sorted(set(clients)):
+        for update in ledger.updates_of(client):
+            if update.round < before:
+                gone.setdefault(update.round, []).append(update)
+    rounds = ledger.rounds()
+    refs: list[VectorRef] = []
+    factors: list[float] = []
+    for index, updates in sorted(gone.items()):
+        own, weights = _step_terms(rounds[index], updates)
+        refs += own
+        factors += [weights[0] - 1, *weights[1:]]
+    if not refs:
+        return np.zeros(ledger.settings.layout.size, np.float32)
+    found: Flat = ledger.combine(refs, [factors]).sums[0]
+    return found
 
 
 def _entry_without(
@@ -169,6 +230,7 @@ def _entry_without(
     return replace(
         round_,
         num_updates=num_updates,
+        num_kept=round_.num_kept - sum(update.kept for update in gone),
         removed_share=removed if num_updates else 1.0,
         step_norm=step_norm,
     )

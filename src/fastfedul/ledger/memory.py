@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.ledger.checks import cleaned_model, prepare, require_buffers
 from fastfedul.ledger.erasure import (
     RewrittenRound,
     check_erasable,
@@ -18,7 +20,6 @@ from fastfedul.ledger.erasure import (
 )
 from fastfedul.ledger.own_sums import own_difference
 from fastfedul.ledger.protocol import now, require_known
-from fastfedul.ledger.recording import cleaned_model, prepare, require_buffers
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
@@ -101,6 +102,20 @@ class _Client:
     entry: ClientEntry
     rows: _Rows
     updates: dict[int, UpdateEntry]
+
+
+def _counted(client: _Client) -> ClientEntry:
+    """Return a client's entry with totals over its rounds."""
+    updates = client.updates.values()
+    norms = [u.norm for u in updates if not math.isnan(u.norm)]
+    shares = [u.share for u in updates]
+    return replace(
+        client.entry,
+        num_updates=len(shares),
+        num_kept=sum(update.kept for update in updates),
+        mean_share=math.fsum(shares) / len(shares) if shares else None,
+        mean_norm=math.fsum(norms) / len(norms) if norms else None,
+    )
 
 
 class MemoryLedger:
@@ -240,8 +255,8 @@ class MemoryLedger:
         """Return stored vectors one under the other, to be read by columns."""
         return StackedRows(tuple(self._row(ref) for ref in vectors))
 
-    def append(self, round_: Round) -> None:
-        """Record a round; on any error nothing has changed."""
+    def append(self, round_: Round) -> Model:
+        """Record a round and return the new model; on any error nothing changes."""
         recorded = prepare(
             round_,
             self._settings,
@@ -272,7 +287,7 @@ class MemoryLedger:
                 update.norm,
                 update.step_product,
             )
-            known.entry = replace(known.entry, num_updates=len(known.updates))
+            known.entry = _counted(known)
             if update.kept:
                 assert update.vector is not None
                 known.rows.add(recorded.index, update.vector)
@@ -286,9 +301,11 @@ class MemoryLedger:
                 recorded.step_norm,
                 recorded.previous_product,
                 recorded.local,
+                num_kept=sum(update.kept for update in recorded.updates),
             )
         )
         self._final = recorded.model
+        return recorded.model
 
     def commit_forgetting(
         self,
@@ -351,7 +368,7 @@ class MemoryLedger:
             size = self._settings.layout.size
             known.rows = _Rows(size)
             known.updates = {}
-            known.entry = replace(known.entry, state="erased", num_updates=0)
+            known.entry = replace(_counted(known), state="erased")
 
     def _adjust(self, index: int, delta: Flat) -> None:
         before = self._adjustments.get(index)

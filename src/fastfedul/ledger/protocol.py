@@ -100,8 +100,8 @@ class Ledger(Protocol):
 class WritableLedger(Ledger, Protocol):
     """A ledger that rounds can be added to and clients taken out of."""
 
-    def append(self, round_: Round) -> None:
-        """Record a round."""
+    def append(self, round_: Round) -> Model:
+        """Record a round and return the new model."""
 
     def commit_forgetting(
         self,

@@ -32,7 +32,7 @@ from fastfedul.federation.workers.pool import (
     count_cores,
     open_workers,
 )
-from fastfedul.ledger.recording import check_name
+from fastfedul.ledger.checks import check_name
 from fastfedul.records import ClientId, Model, Round
 from fastfedul.runs.config import RunConfig, name_clients
 from fastfedul.runs.plugins import (

@@ -30,9 +30,9 @@ from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.budget import FederationSize
 from fastfedul.ledger.budget import budget as estimate
+from fastfedul.ledger.changes.drop import num_dropped
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.protocol import params_at, vector
-from fastfedul.ledger.shrinking import num_dropped
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
 from fastfedul.methods.fast_fedul.method import FastFedUL

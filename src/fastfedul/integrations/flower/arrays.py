@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.common.constant import SType
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.ledger.recording import LARGEST_NORM
+from fastfedul.ledger.checks import LARGEST_NORM
 from fastfedul.params import Array, Flat, Params, norm
 from fastfedul.records import ClientId, Model
 

@@ -27,7 +27,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.files import write_whole
 from fastfedul.integrations.flower.client import ACTION, NAME, PARTITION, WHO
 from fastfedul.integrations.flower.errors import IdentityError
-from fastfedul.ledger.recording import check_name
+from fastfedul.ledger.checks import check_name
 from fastfedul.records import ClientId
 
 IdentifyMode = Literal["auto", "registered", "partition", "claimed"]

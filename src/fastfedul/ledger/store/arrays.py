@@ -1,8 +1,12 @@
-"""Immutable array files: safetensors, named by their BLAKE3 digest, checked on reading.
+"""Array files: safetensors images, one behind the other, checked on reading.
 
-A vector is cut into blocks of 65,536 values. The index keeps an XXH3 checksum of the
-header, of each block (its scales, then its values) and of the buffers at the end of a
-model file, so that a slice can be checked without reading the rest.
+A file holds one model, or images with vectors: a round's step and updates are one
+image. Rounds of a small model share a file; an image begins at a multiple of a page,
+so that adding one never touches a page that was synced before.
+
+A vector is cut into blocks of 65,536 values. The index keeps where a vector lies, its
+BLAKE3 digest, and an XXH3 checksum of each block (its scales, then its values), so that
+a slice can be checked without reading the rest.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +30,21 @@ from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype
 
 BLOCK_VALUES = 65_536
+PAGE = 4096
+"""Images begin at multiples of this."""
+
 _BLOCKS_AT_ONCE = 16  # of a model; the kernel reads at most 2 GiB in one call
+_COPY_BYTES = 1 << 23
+_SYNC_BYTES = 1 << 26
+"""How much is written before it is synced while the rest is still being hashed."""
+
+_SMALL_BYTES = 1 << 18
+"""An image below this is hashed and written at once, without threads."""
+
 _CHECKSUM_BYTES = 8
 _SCALES_PER_BLOCK = BLOCK_VALUES // codec.SCALE_BLOCK
 _ALIGNMENT = 64
-_TEMPORARY = ".new-"
+_STORED = struct.Struct("<q32s")
 
 _BUFFER_NAMES = {
     "bool": "BOOL",
@@ -42,35 +56,57 @@ _BUFFER_DTYPES = {short: name for name, short in _BUFFER_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayInfo:
-    """What the index knows of an array file."""
+class Stored:
+    """Where a vector or model lies in its file, and how it is checked.
 
+    Attributes:
+        offset: Where its bytes begin.
+        digest: BLAKE3 digest of its bytes.
+        checksums: XXH3 checksums; of a vector one for each block, of a model the
+            header's, then the blocks', then that of the buffers if there are any.
+    """
+
+    offset: int
     digest: bytes
-    num_bytes: int
     checksums: bytes
 
+    def packed(self) -> bytes:
+        """Return it as a column of the index has it."""
+        return _STORED.pack(self.offset, self.digest) + self.checksums
+
+    @classmethod
+    def unpacked(cls, column: bytes) -> Stored:
+        """Return what a column of the index says."""
+        offset, digest = _STORED.unpack_from(column)
+        return cls(offset, digest, column[_STORED.size :])
+
     def checksum(self, position: int) -> bytes:
-        """Return a checksum: the header's first, then the blocks', then the tail's."""
+        """Return one of the checksums."""
         start = position * _CHECKSUM_BYTES
         return self.checksums[start : start + _CHECKSUM_BYTES]
 
 
+def digest_in(column: bytes | None) -> bytes | None:
+    """Return the digest of a stored vector, given its column of the index."""
+    return None if column is None else column[_STORED.size - 32 : _STORED.size]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One stored vector, ready to be read: its file, its form, and its place in words.
+    """One stored vector, ready to be read.
 
     Attributes:
-        info: Digest, size and checksums of the file.
+        file: Number of its file.
+        stored: Where in the file, and its checksums.
         dtype: How the values are stored.
         size: Number of values.
-        header_bytes: Where the data begin.
         place: What to call it in an error, such as `round 3, client 'a'`.
     """
 
-    info: ArrayInfo
+    file: int
+    stored: Stored
     dtype: StorageDtype
     size: int
-    header_bytes: int
     place: str
 
     @property
@@ -78,60 +114,258 @@ class Source:
         """Number of checksummed blocks."""
         return -(-self.size // BLOCK_VALUES)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the stored vector."""
+        return codec.encoded_bytes(self.dtype, self.size)
 
-def file_name(digest: bytes) -> str:
-    """Return the name of the file with this content."""
-    return digest.hex() + ".safetensors"
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A vector to be written as part of an image.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: How the values are stored.
+        size: Number of values.
+        load: Returns the vector, when its turn comes; None for a copy.
+        copy_of: Folder and stored vector to copy as it is; None for a new vector.
+    """
+
+    name: str
+    dtype: StorageDtype
+    size: int
+    load: Callable[[], Flat] | None = None
+    copy_of: tuple[Path, Source] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the vector takes."""
+        return codec.encoded_bytes(self.dtype, self.size)
 
 
-@cache
-def vector_header(dtype: StorageDtype, size: int) -> bytes:
-    """Return the header of a vector's file, which is a function of dtype and size."""
-    scales = codec.num_scales(dtype, size)
-    values = size * codec.VALUE_BYTES[dtype]
+def new_part(name: str, vector: Flat, dtype: StorageDtype) -> Part:
+    """Return a vector at hand as a part of an image."""
+    return Part(name, dtype, vector.size, lambda: vector)
+
+
+def copied_part(name: str, folder: Path, source: Source) -> Part:
+    """Return a stored vector, to be copied, as a part of another image."""
+    return Part(name, source.dtype, source.size, None, (folder, source))
+
+
+def file_name(number: int) -> str:
+    """Return the name of an array file.
+
+    >>> file_name(7)
+    '00000007.safetensors'
+    """
+    return f"{number:08d}.safetensors"
+
+
+def image_header(parts: Sequence[tuple[str, StorageDtype, int]]) -> bytes:
+    """Return the header of an image of vectors: name, dtype and size of each."""
     entries: dict[str, object] = {}
-    if scales:
-        entries["scales"] = _entry("F32", (scales,), 0, 4 * scales)
-    entries["values"] = _entry(
-        codec.SAFETENSORS_NAMES[dtype], (size,), 4 * scales, 4 * scales + values
-    )
+    start = 0
+    for name, dtype, size in parts:
+        scales = codec.num_scales(dtype, size)
+        if scales:
+            entries[f"{name}.scales"] = _entry("F32", (scales,), start, 4 * scales)
+            start += 4 * scales
+        num_bytes = size * codec.VALUE_BYTES[dtype]
+        kind = codec.SAFETENSORS_NAMES[dtype]
+        entries[name] = _entry(kind, (size,), start, num_bytes)
+        start += num_bytes
     return _padded(entries)
 
 
-def vector_bytes(dtype: StorageDtype, size: int) -> int:
-    """Return the size of a vector's file."""
-    data = 4 * codec.num_scales(dtype, size) + size * codec.VALUE_BYTES[dtype]
-    return len(vector_header(dtype, size)) + data
+def image_bytes(parts: Sequence[tuple[str, StorageDtype, int]]) -> int:
+    """Return the bytes of an image of vectors, given name, dtype and size of each."""
+    data = sum(codec.encoded_bytes(dtype, size) for _, dtype, size in parts)
+    return len(image_header(parts)) + data
 
 
-def write_vector(folder: Path, vector: Flat, dtype: StorageDtype) -> ArrayInfo:
-    """Write a vector so that it survives power loss once its folder is synced too."""
-    encoded = codec.encode(vector, dtype)
-    scales = encoded.scales if encoded.scales is not None else np.empty(0, np.float32)
-    header = vector_header(dtype, vector.size)
-    return _write(folder, header, scales, encoded.values, b"")
+def page_end(offset: int) -> int:
+    """Return the next offset at which an image may begin.
+
+    >>> page_end(0), page_end(1), page_end(4096)
+    (0, 4096, 4096)
+    """
+    return -(-offset // PAGE) * PAGE
+
+
+class ArrayWriter:
+    """Writes images to one array file; they survive power loss once it is synced.
+
+    Attributes:
+        number: Number of the file.
+        end: Bytes of the file so far.
+        live_bytes: Bytes of the vectors written by this writer.
+    """
+
+    def __init__(
+        self, folder: Path, number: int, end: int = 0, *, pool: Executor | None = None
+    ) -> None:
+        """Open a new file, or one that is to be continued.
+
+        Args:
+            folder: Folder of the array files.
+            number: Number of the file.
+            end: Where the bytes end that count; 0 for a new file.
+            pool: Threads that hash and write large vectors.
+        """
+        self.number = number
+        self.end = end
+        self.live_bytes = 0
+        self._pool = pool
+        self._pending: list[bytes | memoryview] = []
+        self._pending_at = end
+        self._unsynced = 0
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if end else os.O_CREAT | os.O_EXCL)
+        self._descriptor = os.open(folder / file_name(number), flags, 0o600)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._descriptor)
+
+    def add(self, parts: Sequence[Part]) -> tuple[int, list[Stored]]:
+        """Write an image; return where it begins and what was stored."""
+        header = image_header([(p.name, p.dtype, p.size) for p in parts])
+        start = page_end(self.end)
+        offsets = []
+        at = start + len(header)
+        for part in parts:
+            offsets.append(at)
+            at += part.num_bytes
+        if at - start <= _SMALL_BYTES:
+            found = self._add_small(start, header, parts, offsets)
+        else:
+            self._flush()
+            self._write([header], start)
+            found = self._add_large(parts, offsets)
+        self.end = at
+        self.live_bytes += sum(part.num_bytes for part in parts)
+        return start, found
+
+    def sync(self) -> None:
+        """Write what is left and make the file's bytes survive power loss."""
+        self._flush()
+        os.fdatasync(self._descriptor)
+
+    def _add_small(
+        self, start: int, header: bytes, parts: Sequence[Part], offsets: list[int]
+    ) -> list[Stored]:
+        if sum(map(len, self._pending)) > _COPY_BYTES:
+            self._flush()
+        if not self._pending:
+            self._pending_at = start
+        else:
+            gap = start - self._pending_at - sum(map(len, self._pending))
+            self._pending.append(bytes(gap))
+        self._pending.append(header)
+        found = []
+        for part, offset in zip(parts, offsets, strict=True):
+            if part.copy_of is not None:
+                folder, source = part.copy_of
+                data = read_raw(folder, source)
+                self._pending.append(data)
+                found.append(
+                    Stored(offset, source.stored.digest, source.stored.checksums)
+                )
+            else:
+                pieces, stored = _hashed(part, offset)
+                self._pending += [bytes(piece) for piece in pieces]
+                found.append(stored)
+        return found
+
+    def _add_large(self, parts: Sequence[Part], offsets: list[int]) -> list[Stored]:
+        if self._pool is None or len(parts) == 1:
+            return [
+                self._add_one(part, offset)
+                for part, offset in zip(parts, offsets, strict=True)
+            ]
+        jobs = [
+            self._pool.submit(self._add_one, part, offset)
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
+        sizes = {job: part.num_bytes for job, part in zip(jobs, parts, strict=True)}
+        for job in as_completed(jobs):
+            self._unsynced += sizes[job]
+            # The disk works while other threads hash what comes next.
+            if self._unsynced >= _SYNC_BYTES and not job.exception():
+                os.fdatasync(self._descriptor)
+                self._unsynced = 0
+        return [job.result() for job in jobs]
+
+    def _add_one(self, part: Part, offset: int) -> Stored:
+        if part.copy_of is not None:
+            folder, source = part.copy_of
+            copy_raw(folder, source, self._descriptor, offset)
+            return Stored(offset, source.stored.digest, source.stored.checksums)
+        pieces, stored = _hashed(part, offset, self._write)
+        del pieces
+        return stored
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._write([b"".join(self._pending)], self._pending_at)
+            self._pending = []
+
+    def _write(self, pieces: Sequence[bytes | memoryview], offset: int) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                count = os.pwrite(self._descriptor, view, offset)
+                view, offset = view[count:], offset + count
 
 
 def write_model(
-    folder: Path, layout: Layout, flat: Flat, buffers: Mapping[str, Array]
-) -> ArrayInfo:
-    """Write a model under its own array names: parameters in float32, then buffers."""
+    folder: Path,
+    number: int,
+    layout: Layout,
+    flat: Flat,
+    buffers: Mapping[str, Array],
+) -> tuple[int, Stored]:
+    """Write a model under its own array names: parameters in float32, then buffers.
+
+    Returns:
+        The bytes of the file, and what the index needs to read it.
+    """
     entries: dict[str, object] = {}
     start = 0
     for slot in layout.slots:
-        entries[slot.name] = _entry("F32", slot.shape, start, start + 4 * slot.size)
+        entries[slot.name] = _entry("F32", slot.shape, start, 4 * slot.size)
         start += 4 * slot.size
     tail = []
     for name, buffer in buffers.items():
         array = np.asarray(buffer)
         data = array.tobytes()
         short = _BUFFER_NAMES[array.dtype.name]
-        entries[name] = _entry(short, array.shape, start, start + len(data))
+        entries[name] = _entry(short, array.shape, start, len(data))
         start += len(data)
         tail.append(data)
-    return _write(
-        folder, _padded(entries), np.empty(0, np.float32), flat, b"".join(tail)
+    header, end = _padded(entries), b"".join(tail)
+    pieces = [memoryview(header), _bytes(flat), memoryview(end)]
+    path = folder / file_name(number)
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
     )
+    try:
+        for piece in pieces:
+            view = piece
+            while view:
+                view = view[os.write(descriptor, view) :]
+        hasher = blake3(max_threads=blake3.AUTO)
+        for piece in pieces:
+            hasher.update(piece)
+        checksums = xxh3_64_digest(header) + _checksums(np.empty(0, np.float32), flat)
+        checksums += xxh3_64_digest(end) if end else b""
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    return sum(map(len, pieces)), Stored(0, hasher.digest(), checksums)
 
 
 def supported_buffer(array: Array) -> bool:
@@ -140,24 +374,28 @@ def supported_buffer(array: Array) -> bool:
 
 
 def read_model(
-    folder: Path, info: ArrayInfo, layout: Layout, place: str
+    folder: Path, number: int, stored: Stored, layout: Layout, place: str
 ) -> tuple[Flat, dict[str, Array]]:
     """Return parameters and buffers of a model file, every byte checked."""
-    with opened(folder, info, place) as descriptor:
+    with opened(folder, number, place) as descriptor:
+        num_bytes = os.fstat(descriptor).st_size
         length = int.from_bytes(_read(descriptor, 8, 0, place), "little")
-        if not 0 < length <= info.num_bytes:
+        if not 0 < length <= num_bytes:
             raise LedgerDamagedError(f"{place}: the file's header is damaged")
         header = _read(descriptor, 8 + length, 0, place)
-        if xxh3_64_digest(header) != info.checksum(0):
+        if xxh3_64_digest(header) != stored.checksum(0):
             raise LedgerDamagedError(f"{place}: the file's header is damaged")
-        source = Source(info, "float32", layout.size, len(header), place)
+        values = Stored(len(header), stored.digest, stored.checksums[_CHECKSUM_BYTES:])
+        source = Source(number, values, "float32", layout.size, place)
         flat = np.empty(layout.size, np.float32)
         for first in range(0, source.num_blocks, _BLOCKS_AT_ONCE):
             start, stop = (i * BLOCK_VALUES for i in (first, first + _BLOCKS_AT_ONCE))
             read_blocks(descriptor, source, first, flat[start:stop])
         tail_start = len(header) + flat.nbytes
-        tail = _read(descriptor, info.num_bytes - tail_start, tail_start, place)
-        if tail and xxh3_64_digest(tail) != info.checksum(1 + source.num_blocks):
+        tail = _read(descriptor, num_bytes - tail_start, tail_start, place)
+        if (xxh3_64_digest(tail) if tail else b"") != values.checksum(
+            source.num_blocks
+        ):
             raise LedgerDamagedError(f"{place}: the buffers are damaged")
     known = {slot.name for slot in layout.slots}
     buffers = {}
@@ -170,50 +408,32 @@ def read_model(
     return flat, buffers
 
 
-def vector_source(
-    info: ArrayInfo, dtype: StorageDtype, size: int, place: str
-) -> Source:
-    """Return a stored vector as something that can be read block by block."""
-    return Source(info, dtype, size, len(vector_header(dtype, size)), place)
-
-
 @contextlib.contextmanager
-def opened(folder: Path, info: ArrayInfo, place: str) -> Iterator[int]:
+def opened(folder: Path, number: int, place: str) -> Iterator[int]:
     """Open an array file for the time of a `with` block."""
-    descriptor = open_array(folder, info, place)
+    descriptor = open_file(folder, number, place)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def open_array(folder: Path, info: ArrayInfo, place: str) -> int:
-    """Return a file descriptor, after a look at the file's size."""
-    path = folder / file_name(info.digest)
+def open_file(folder: Path, number: int, place: str) -> int:
+    """Return a file descriptor of an array file."""
+    path = folder / file_name(number)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise LedgerDamagedError(f"{place}: the file {path.name} is missing") from None
     except OSError as error:
         raise LedgerError(f"{place}: cannot read {path.name}: {error}") from None
-    if os.fstat(descriptor).st_size != info.num_bytes:
-        os.close(descriptor)
-        raise LedgerDamagedError(f"{place}: the file {path.name} has the wrong size")
-    return descriptor
-
-
-def check_header(descriptor: int, source: Source) -> None:
-    """Raise unless the header is the one written."""
-    header = _read(descriptor, source.header_bytes, 0, source.place)
-    if xxh3_64_digest(header) != source.info.checksum(0):
-        raise LedgerDamagedError(f"{source.place}: the file's header is damaged")
 
 
 def read_blocks(descriptor: int, source: Source, first: int, out: Flat) -> int:
     """Read, check and decode blocks until `out` is full; return the bytes read."""
     starts = range(0, out.size, BLOCK_VALUES)
     if source.dtype == "float32":
-        offset = source.header_bytes + 4 * first * BLOCK_VALUES
+        offset = source.stored.offset + 4 * first * BLOCK_VALUES
         _read_into(descriptor, out, offset, source.place)
         for block, start in enumerate(starts, first):
             part = out[start : start + BLOCK_VALUES]
@@ -223,6 +443,60 @@ def read_blocks(descriptor: int, source: Source, first: int, out: Flat) -> int:
         _decode_block(descriptor, source, block, out[start : start + BLOCK_VALUES])
         for block, start in enumerate(starts, first)
     )
+
+
+def decode_whole(data: memoryview, source: Source, out: Flat) -> None:
+    """Check and decode a vector of one block, given its stored bytes."""
+    _require(xxh3_64_digest(data), source, 0)
+    if source.dtype == "float32":
+        out[:] = np.frombuffer(data, np.float32)
+        return
+    scale_bytes = 4 * codec.num_scales(source.dtype, source.size)
+    scales = np.frombuffer(data[:scale_bytes], np.float32) if scale_bytes else None
+    storage = np.int8 if source.dtype == "int8" else np.uint16
+    values = np.frombuffer(data[scale_bytes:], storage)
+    codec.decode_into(values, scales, source.dtype, out)
+
+
+def read_raw(folder: Path, source: Source) -> bytes:
+    """Return the stored bytes of a small vector, checked."""
+    with opened(folder, source.file, source.place) as descriptor:
+        data = _read(descriptor, source.num_bytes, source.stored.offset, source.place)
+    _check_raw(memoryview(data), source)
+    return data
+
+
+def copy_raw(folder: Path, source: Source, to: int, offset: int) -> None:
+    """Copy the stored bytes of a vector to another file, checked on the way."""
+    with opened(folder, source.file, source.place) as descriptor:
+        hasher = blake3()
+        done = 0
+        while done < source.num_bytes:
+            count = min(_COPY_BYTES, source.num_bytes - done)
+            at = source.stored.offset + done
+            data = _read(descriptor, count, at, source.place)
+            hasher.update(data)
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(to, view, offset + done)
+                view, done = view[written:], done + written
+    if hasher.digest() != source.stored.digest:
+        raise LedgerDamagedError(f"{source.place}: values are damaged")
+
+
+def damage_of(descriptor: int, source: Source) -> str | None:
+    """Return what is wrong with the bytes of a stored vector; None if nothing is."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    try:
+        for at in range(0, source.num_bytes, _COPY_BYTES):
+            count = min(_COPY_BYTES, source.num_bytes - at)
+            begin = source.stored.offset + at
+            hasher.update(_read(descriptor, count, begin, source.place))
+    except LedgerError as error:
+        return str(error)
+    if hasher.digest() != source.stored.digest:
+        return f"{source.place}: the file {file_name(source.file)} was changed"
+    return None
 
 
 def file_digest(path: Path) -> bytes:
@@ -243,18 +517,38 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _hashed(
+    part: Part,
+    offset: int,
+    write: Callable[[Sequence[memoryview], int], None] | None = None,
+) -> tuple[list[memoryview], Stored]:
+    """Return a new vector's bytes and what the index needs; write them if asked to."""
+    assert part.load is not None
+    encoded = codec.encode(part.load(), part.dtype)
+    scales = encoded.scales if encoded.scales is not None else np.empty(0, np.float32)
+    pieces = [_bytes(scales), _bytes(encoded.values)]
+    if write is not None:
+        write(pieces, offset)
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    stored = Stored(offset, hasher.digest(), _checksums(scales, encoded.values))
+    return pieces, stored
+
+
 def _decode_block(descriptor: int, source: Source, block: int, out: Flat) -> int:
     """Read, check and decode one block of fewer bits; return the bytes read."""
     width = codec.VALUE_BYTES[source.dtype]
     scale_bytes = 4 * codec.num_scales(source.dtype, source.size)
     values = np.empty(out.size * width, np.uint8)
-    values_at = source.header_bytes + scale_bytes + block * BLOCK_VALUES * width
+    begin = source.stored.offset
+    values_at = begin + scale_bytes + block * BLOCK_VALUES * width
     _read_into(descriptor, values, values_at, source.place)
     hasher = xxh3_64()
     scales = None
     if scale_bytes:
         scales = np.empty(codec.num_scales(source.dtype, out.size), np.float32)
-        scales_at = source.header_bytes + 4 * block * _SCALES_PER_BLOCK
+        scales_at = begin + 4 * block * _SCALES_PER_BLOCK
         _read_into(descriptor, scales, scales_at, source.place)
         hasher.update(scales.data)
     hasher.update(values.data)
@@ -264,17 +558,26 @@ def _decode_block(descriptor: int, source: Source, block: int, out: Flat) -> int
     return values.nbytes + (scales.nbytes if scales is not None else 0)
 
 
+def _check_raw(data: memoryview, source: Source) -> None:
+    if blake3(data).digest() != source.stored.digest:
+        raise LedgerDamagedError(f"{source.place}: values are damaged")
+
+
 def _require(checksum: bytes, source: Source, block: int) -> None:
-    if checksum != source.info.checksum(1 + block):
+    if checksum != source.stored.checksum(block):
         raise LedgerDamagedError(
             f"{source.place}: values {block * BLOCK_VALUES} and following are damaged"
         )
 
 
 def _entry(
-    dtype: str, shape: Sequence[int], start: int, stop: int
+    dtype: str, shape: Sequence[int], start: int, num_bytes: int
 ) -> dict[str, object]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+    return {
+        "dtype": dtype,
+        "shape": list(shape),
+        "data_offsets": [start, start + num_bytes],
+    }
 
 
 def _padded(entries: Mapping[str, object]) -> bytes:
@@ -283,43 +586,13 @@ def _padded(entries: Mapping[str, object]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write(
-    folder: Path, header: bytes, scales: Flat, values: Array, tail: bytes
-) -> ArrayInfo:
-    parts = [memoryview(header), _bytes(scales), _bytes(values), memoryview(tail)]
-    temporary = folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
-        )
-        try:
-            for part in parts:
-                view = part
-                while view:
-                    view = view[os.write(descriptor, view) :]
-            hasher = blake3()
-            for part in parts:
-                hasher.update(part)
-            checksums = _checksums(header, scales, values, tail)
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        digest = hasher.digest()
-        temporary.rename(folder / file_name(digest))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    return ArrayInfo(digest, sum(len(part) for part in parts), checksums)
-
-
 def _bytes(array: Array) -> memoryview:
     # An empty or zero-dimensional array has no castable buffer.
     return array.data.cast("B") if array.size else memoryview(b"")
 
 
-def _checksums(header: bytes, scales: Flat, values: Array, tail: bytes) -> bytes:
-    sums = [xxh3_64_digest(header)]
+def _checksums(scales: Flat, values: Array) -> bytes:
+    sums = []
     for block in range(-(-values.size // BLOCK_VALUES)):
         hasher = xxh3_64()
         if scales.size:
@@ -328,8 +601,6 @@ def _checksums(header: bytes, scales: Flat, values: Array, tail: bytes) -> bytes
         first = block * BLOCK_VALUES
         hasher.update(_bytes(values[first : first + BLOCK_VALUES]))
         sums.append(hasher.digest())
-    if tail:
-        sums.append(xxh3_64_digest(tail))
     return b"".join(sums)
 
 
@@ -344,7 +615,12 @@ def _read_into(descriptor: int, out: Array, offset: int, place: str) -> None:
 
 
 def _read(descriptor: int, count: int, offset: int, place: str) -> bytes:
-    out = np.empty(count, np.uint8)
-    if count:
-        _read_into(descriptor, out, offset, place)
-    return out.tobytes()
+    if count <= 0:
+        return b""
+    try:
+        data = os.pread(descriptor, count, offset)
+    except OSError as error:
+        raise LedgerError(f"{place}: cannot read: {error}") from None
+    if len(data) != count:
+        raise LedgerDamagedError(f"{place}: the file is cut short")
+    return data

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from fastfedul.ledger.store.schema import Row, names
+from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow, Value
 from fastfedul.records import (
     ClientEntry,
     ClientId,
@@ -16,13 +14,8 @@ from fastfedul.records import (
     VectorRef,
 )
 
-LOCAL = ("lr", "momentum", "batch_size", "epochs")
+_LOCAL = ("lr", "momentum", "batch_size", "epochs")
 """Columns of `rounds` that say how the clients trained."""
-
-
-def fields(table: str, row: Row) -> dict[str, Any]:
-    """Return a row as a dictionary."""
-    return dict(zip(names(table), row, strict=True))
 
 
 def name_of(entry: ClientEntry | UpdateEntry) -> str:
@@ -39,56 +32,60 @@ def place_of(ref: VectorRef) -> str:
     return f"round {ref.round}, client {ref.client!r:.80}"
 
 
-def client_entry(row: Mapping[str, Any]) -> ClientEntry:
+def client_entry(row: ClientRow) -> ClientEntry:
     """Return a row of `clients` as an entry."""
     return ClientEntry(
-        row["name"], row["state"], row["num_updates"], row["forgotten_at"]
+        row.name,
+        row.state,
+        row.num_updates,
+        row.forgotten_at,
+        num_kept=row.num_kept,
+        num_summed=row.num_summed,
+        mean_share=row.shares / row.num_updates if row.num_updates else None,
+        mean_norm=row.norms / row.num_norms if row.num_norms else None,
+        difference_off=row.difference_off,
     )
 
 
-def round_entry(row: Mapping[str, Any]) -> RoundEntry:
+def round_entry(row: RoundRow) -> RoundEntry:
     """Return a row of `rounds` as an entry."""
     return RoundEntry(
-        row["round"],
-        row["num_updates"],
-        row["removed_share"],
-        row["use"],
-        math.nan if row["step_norm"] is None else row["step_norm"],
-        row["previous_product"],
+        row.round,
+        row.num_updates,
+        row.removed_share,
+        row.use,
+        math.nan if row.step_norm is None else row.step_norm,
+        row.previous_product,
         local_of(row),
+        num_kept=row.num_kept,
     )
 
 
-def local_of(row: Mapping[str, Any]) -> LocalSGD | None:
-    """Return how the clients of a row of `rounds` trained; None if unknown."""
-    if row["lr"] is None:
+def local_of(row: RoundRow) -> LocalSGD | None:
+    """Return how the clients of a round trained; None if unknown."""
+    if row.lr is None:
         return None
-    return LocalSGD(**{name: row[name] for name in LOCAL})
+    return LocalSGD(**{name: getattr(row, name) for name in _LOCAL})
 
 
-def local_values(source: LocalSGD | Mapping[str, Any] | None) -> Row:
+def local_values(source: LocalSGD | RoundRow | None) -> tuple[Value, ...]:
     """Return local training as the columns of `rounds` have it."""
     if source is None:
-        return (None,) * len(LOCAL)
-    if isinstance(source, LocalSGD):
-        return tuple(getattr(source, name) for name in LOCAL)
-    return tuple(source[name] for name in LOCAL)
+        return (None,) * len(_LOCAL)
+    return tuple(getattr(source, name) for name in _LOCAL)
 
 
-def update_entry(
-    client: ClientId, update: Mapping[str, Any], round_: Mapping[str, Any]
-) -> UpdateEntry:
+def update_entry(client: ClientId, row: UpdateRow, round_: RoundRow) -> UpdateEntry:
     """Return a row of `updates` as an entry, given the row of its round."""
-    kept = update["array"] is not None
+    kept = row.array is not None
     return UpdateEntry(
-        update["round"],
+        row.round,
         client,
-        update["share"],
-        update["keep_probability"],
+        row.share,
+        row.keep_probability,
         kept,
-        round_["use"] == "store" or kept,
-        math.nan if update["norm"] is None else update["norm"],
-        # After an erasure the step is another, and the old product with it is void.
-        update["step_product"] if round_["products"] else None,
-        bool(update["summed"]),
+        round_.use == "store" or kept,
+        math.nan if row.norm is None else row.norm,
+        row.step_product,
+        bool(row.summed),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from fastfedul.errors import LedgerDamagedError, LedgerError, LedgerLockedError
@@ -16,8 +18,8 @@ INDEX = "index.sqlite"
 ARRAYS = "arrays"
 LOCK = "lock"
 
-_OURS = re.compile(r"\.new-.*|[0-9a-f]{64}\.safetensors")
-"""Names of array files, and of those that are still being written."""
+_OURS = re.compile(r"[0-9]{8,}\.safetensors")
+"""Names of array files."""
 
 
 def find_ledger(path: Path) -> Path:
@@ -117,15 +119,26 @@ def unnamed(folder: Path, known: set[str]) -> tuple[list[str], list[str]]:
     return sorted(strays), sorted(foreign)
 
 
-def sweep(folder: Path, known: set[str]) -> int:
-    """Remove array files that no committed row names; return how many.
+def sweep(folder: Path, known: Mapping[str, int]) -> int:
+    """Remove what an interrupted writer left; return the number of files.
 
-    What does not look like an array file was not left by a writer, and stays.
+    These are array files that no committed row names, and what lies behind the bytes
+    that count in the others. What does not look like an array file was not left by a
+    writer, and stays.
+
+    Args:
+        folder: The ledger.
+        known: Bytes that count in each committed file, by name.
     """
-    strays, _ = unnamed(folder, known)
+    strays, _ = unnamed(folder, set(known))
     try:
         for name in strays:
             (folder / ARRAYS / name).unlink()
+        for name, num_bytes in known.items():
+            path = folder / ARRAYS / name
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size > num_bytes:
+                    os.truncate(path, num_bytes)
         if strays:
             sync_folder(folder / ARRAYS)
     except OSError as error:

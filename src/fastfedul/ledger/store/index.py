@@ -10,29 +10,37 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store.index_errors import sqlite_errors
 from fastfedul.ledger.store.schema import (
     COUNTED,
-    REFERENCES,
+    NAMES_AGAIN,
+    ClientRow,
+    HeadRow,
+    PairRow,
+    RequestHeadRow,
+    RoundRow,
     Row,
+    UpdateRow,
     Value,
     catalogue,
     definitions,
     digest_of,
-    key_of,
+    key_names,
     names,
+    values_of,
 )
 
 _TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
 
-_DIGESTS_AT_ONCE = 500
+_KEYS_AT_ONCE = 500
 
 _CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 Span = tuple[int, int]
+AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class Index:
@@ -61,7 +69,7 @@ class Index:
                     self._connection.execute("PRAGMA query_only=ON")
         except sqlite3.OperationalError as error:
             raise LedgerError(f"cannot open {path}: {error}") from None
-        self._counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def close(self) -> None:
         """Close the file."""
@@ -71,12 +79,8 @@ class Index:
         """Create every table, inside `writing()`."""
         for statement in definitions():
             self._execute(statement)
-        self.put("request_head", (1, 0))
-        self._counts = dict.fromkeys(COUNTED, 0)
-
-    def put_policy(self, history: str, budget: int | None) -> None:
-        """Write the one row that says what is kept, inside `writing()`."""
-        self.replace("policy", (1, history, budget))
+        self.add(RequestHeadRow(1, 0, 0))
+        self.counts = {row.table: 0 for row in COUNTED}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -107,51 +111,54 @@ class Index:
             self._roll_back()
             raise
 
-    def load_counts(self) -> None:
+    def count_from(self, head: HeadRow) -> None:
         """Take the row counts from the head, before rows are added or removed."""
-        head = self.one("head", id=1)
-        columns = names("head")
-        self._counts = {t: _int(head[columns.index(f"num_{t}")]) for t in COUNTED}
+        self.counts = {r.table: getattr(head, f"num_{r.table}") for r in COUNTED}
 
-    def put(self, table: str, values: Row) -> None:
-        """Add a row with its digest."""
-        values = _positive_zeros(values)
-        marks = ", ".join("?" * (len(values) + 1))
-        self._execute(
-            f"INSERT INTO {table} VALUES ({marks})",
-            (*values, digest_of(table, *values)),
+    def add(self, *rows: Row) -> None:
+        """Add rows of one table, each with its digest."""
+        self._put("INSERT", rows)
+        if rows and rows[0].table in self.counts:
+            self.counts[rows[0].table] += len(rows)
+
+    def replace(self, *rows: Row) -> None:
+        """Write rows of one table over those with the same keys."""
+        self._put("REPLACE", rows)
+
+    def _put(self, verb: str, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        table = rows[0].table
+        marks = ", ".join("?" * (len(names(type(rows[0]))) + 1))
+        digested = []
+        for row in rows:
+            values = values_of(row)
+            digested.append((*values, digest_of(table, *values)))
+        with sqlite_errors(self.path):
+            self._connection.executemany(
+                f"{verb} INTO {table} VALUES ({marks})", digested
+            )
+
+    def delete(self, row: type[Row], **equal: Value) -> None:
+        """Remove the rows whose columns have these values; all without any."""
+        where = " AND ".join(f"{column} = ?" for column in equal)
+        clause = f" WHERE {where}" if where else ""
+        cursor = self._execute(
+            f"DELETE FROM {row.table}{clause}", tuple(equal.values())
         )
-        if table in self._counts:
-            self._counts[table] += 1
+        if row.table in self.counts:
+            self.counts[row.table] -= cursor.rowcount
 
-    def replace(self, table: str, values: Row) -> None:
-        """Write a row over the one with the same key."""
-        values = _positive_zeros(values)
-        marks = ", ".join("?" * (len(values) + 1))
-        self._execute(
-            f"REPLACE INTO {table} VALUES ({marks})",
-            (*values, digest_of(table, *values)),
-        )
-
-    def delete(self, table: str, where: str, *arguments: Value) -> None:
-        """Remove rows."""
-        cursor = self._execute(f"DELETE FROM {table} WHERE {where}", arguments)
-        if table in self._counts:
-            self._counts[table] -= cursor.rowcount
-
-    def put_head(self, chain: bytes, model: bytes, pair_limit: float) -> None:
-        """Write the one row that says where the ledger stands."""
-        counts = (self._counts[table] for table in COUNTED)
-        self.replace("head", (1, chain, model, pair_limit, *counts))
-
-    def rows(self, table: str, span: Span | None = None, **equal: Value) -> list[Row]:
-        """Return checked rows without their digests, in the order of their keys.
+    def rows(
+        self, row: type[AnyRow], span: Span | None = None, **equal: Value
+    ) -> list[AnyRow]:
+        """Return checked rows in the order of their keys.
 
         SQLite finds rows by pointers that have no digest, so it is checked also that
         these are the rows asked for and that none comes twice.
 
         Args:
-            table: Name of the table.
+            row: Kind of the rows, which names the table.
             span: First and last round.
             equal: Values that columns must have.
 
@@ -161,68 +168,93 @@ class Index:
         clauses = [f"{column} = ?" for column in equal]
         clauses += ["round BETWEEN ? AND ?"] if span else []
         where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
-        found = self._checked(table, where, (*equal.values(), *(span or ())))
-        columns = names(table)
+        found = self._checked(row, where, (*equal.values(), *(span or ())))
+        columns = names(row)
         wanted = [(columns.index(column), value) for column, value in equal.items()]
         place = columns.index("round") if span else 0
-        for row in found:
-            asked = all(row[column] == value for column, value in wanted)
-            if not asked or (span and not span[0] <= _int(row[place]) <= span[1]):
+        for values in found:
+            asked = all(values[column] == value for column, value in wanted)
+            if not asked or (span and not span[0] <= _int(values[place]) <= span[1]):
                 raise self._mixed_up()
-        return found
+        return [row(*values) for values in found]
 
-    def arrays(self, digests: Iterable[bytes]) -> dict[bytes, Row]:
-        """Return the checked rows of array files by digest; there must be one each."""
-        found: dict[bytes, Row] = {}
-        wanted = sorted(set(digests))
-        for first in range(0, len(wanted), _DIGESTS_AT_ONCE):
-            some = wanted[first : first + _DIGESTS_AT_ONCE]
-            where = f"WHERE array IN ({', '.join('?' * len(some))})"
-            rows = self._checked("arrays", where, tuple(some))
-            if not {row[0] for row in rows} <= set(some):
+    def rows_by_key(
+        self, row: type[AnyRow], column: str, keys: Iterable[int]
+    ) -> dict[int, AnyRow]:
+        """Return the checked rows with these values in a column, one for each."""
+        found: dict[int, AnyRow] = {}
+        wanted = sorted(set(keys))
+        for first in range(0, len(wanted), _KEYS_AT_ONCE):
+            some = wanted[first : first + _KEYS_AT_ONCE]
+            where = f"WHERE {column} IN ({', '.join('?' * len(some))})"
+            rows = [row(*values) for values in self._checked(row, where, some)]
+            by_key = {getattr(one, column): one for one in rows}
+            if not set(by_key) <= set(some):
                 raise self._mixed_up()
-            found |= {cast(bytes, row[0]): row for row in rows}
+            found |= by_key
         if len(found) != len(wanted):
-            raise self._lost_row("arrays")
+            raise self._lost_row(row)
         return found
 
-    def _checked(self, table: str, where: str, arguments: Row) -> list[Row]:
+    def one(self, row: type[AnyRow], **equal: Value) -> AnyRow:
+        """Return the one row there must be."""
+        found = self.rows(row, None, **equal)
+        if len(found) != 1:
+            raise self._lost_row(row)
+        return found[0]
+
+    def client(self, name: str) -> ClientRow | None:
+        """Return the row of a client; None if neither index of names has it."""
+        ways = (f"INDEXED BY {i}" for i in ("sqlite_autoindex_clients_1", NAMES_AGAIN))
+        for way in ways:
+            found = self._checked(ClientRow, f"{way} WHERE name = ?", (name,))
+            if found:
+                if found[0][1] != name:
+                    raise self._mixed_up()
+                return ClientRow(*found[0])
+        return None
+
+    def first_round_with_updates(self) -> int | None:
+        """Return the first round that seems to have a stored update.
+
+        Only a hint where to begin: rows are checked when they are read.
+        """
+        sql = "SELECT round FROM rounds WHERE num_kept > 0 ORDER BY round LIMIT 1"
+        found = self._fetch(sql)
+        return found[0][0] if found and isinstance(found[0][0], int) else None
+
+    def _checked(
+        self, row: type[Row], where: str, arguments: Sequence[Value]
+    ) -> list[Any]:
         """Return rows in the order of their keys; none was changed or comes twice."""
-        columns, key = names(table), key_of(table)
-        order = ", ".join(columns[place] for place in key)
+        order = ", ".join(key_names(row))
+        table, key = row.table, row.key
         found = self._fetch(
             f"SELECT * FROM {table} {where} ORDER BY {order}", arguments
         )
-        for row in found:
-            if row[-1] != digest_of(table, *row[:-1]):
-                raise LedgerDamagedError(f"{self.describe(table, row)} was changed")
-        if len({tuple(row[place] for place in key) for row in found}) != len(found):
+        for values in found:
+            if values[-1] != digest_of(table, *values[:-1]):
+                raise LedgerDamagedError(f"{self.describe(row, values)} was changed")
+        if len({values[:key] for values in found}) != len(found):
             raise LedgerDamagedError(f"{self.path} is damaged: a row comes twice")
-        return [row[:-1] for row in found]
+        return [values[:-1] for values in found]
 
     def _mixed_up(self) -> LedgerDamagedError:
         return LedgerDamagedError(f"{self.path} is damaged: rows are mixed up")
 
-    def _lost_row(self, table: str) -> LedgerDamagedError:
+    def _lost_row(self, row: type[Row]) -> LedgerDamagedError:
         return LedgerDamagedError(
-            f"{self.path}: the table {table} has lost a row; it is damaged"
+            f"{self.path}: the table {row.table} has lost a row; it is damaged"
         )
 
-    def changed_rows(self, table: str) -> list[str]:
+    def changed_rows(self, row: type[Row]) -> list[str]:
         """Return the places of all rows of a table that are not what was written."""
-        found = self._fetch(f"SELECT * FROM {table}")
+        found = self._fetch(f"SELECT * FROM {row.table}")
         return [
-            f"{self.describe(table, row)} was changed"
-            for row in found
-            if row[-1] != digest_of(table, *row[:-1])
+            f"{self.describe(row, values)} was changed"
+            for values in found
+            if values[-1] != digest_of(row.table, *values[:-1])
         ]
-
-    def one(self, table: str, **equal: Value) -> Row:
-        """Return the one row there must be."""
-        found = self.rows(table, None, **equal)
-        if len(found) != 1:
-            raise self._lost_row(table)
-        return found[0]
 
     def num_bytes(self) -> int:
         """Return the size of the file, what is not committed yet included."""
@@ -241,15 +273,6 @@ class Index:
         found = set(self._fetch(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
         return found == catalogue()
 
-    def first_kept_round(self) -> int | None:
-        """Return the first round that seems to have a stored update.
-
-        Only a hint where to begin: rows are checked when they are read.
-        """
-        sql = "SELECT min(round) FROM updates WHERE array IS NOT NULL"
-        found = self._fetch(sql)[0][0]
-        return found if isinstance(found, int) else None
-
     def format(self) -> int:
         """Return the format version, which is read before any row can be checked."""
         found = self._fetch("SELECT format FROM ledger")
@@ -257,66 +280,30 @@ class Index:
             raise LedgerDamagedError(f"{self.path} is damaged: it names no format")
         return found[0][0]
 
-    def unused(self, digests: set[bytes]) -> set[bytes]:
-        """Return those of some arrays that no row refers to, by looking at all."""
-        used: set[bytes] = set()
-        asked = sorted(digests)
-        for first in range(0, len(asked), _DIGESTS_AT_ONCE):
-            some = asked[first : first + _DIGESTS_AT_ONCE]
-            marks = ", ".join("?" * len(some))
-            for table, column in REFERENCES:
-                where = f"NOT INDEXED WHERE {column} IN ({marks})"
-                sql = f"SELECT DISTINCT {column} FROM {table} {where}"
-                used.update(row[0] for row in self._fetch(sql, some))
-        return digests - used
-
-    def array_bytes(self) -> int:
-        """Return the bytes of all arrays as the index has them, unchecked."""
-        with sqlite_errors(self.path):
-            return int(self._fetch("SELECT total(num_bytes) FROM arrays")[0][0])
-
-    def count(self, table: str) -> int:
+    def count(self, row: type[Row]) -> int:
         """Return how many rows a table really has."""
-        return int(self._fetch(f"SELECT count(*) FROM {table}")[0][0])
+        return int(self._fetch(f"SELECT count(*) FROM {row.table}")[0][0])
 
     def integrity(self) -> str:
         """Return SQLite's own verdict, `ok` if it finds nothing."""
         return str(self._fetch("PRAGMA integrity_check(1)")[0][0])
 
-    def describe(self, table: str, row: Sequence[object]) -> str:
+    def describe(self, row: type[Row], values: Sequence[object]) -> str:
         """Return a row's place in words: round and client where it has them."""
-        if table == "rounds":
-            return f"round {row[0]} in the index"
-        if table == "updates":
-            return f"round {row[1]}, client {self._name_of(row[0])} in the index"
-        if table == "pairs":
-            names = " and ".join(self._name_of(client) for client in row[1:3])
-            return f"round {row[0]}, pair {names} in the index"
-        if table == "clients":
-            return f"client {row[1]!r:.120} in the index"
-        if table == "arrays":
-            digest = row[0].hex() if isinstance(row[0], bytes) else row[0]
-            return f"{self.user_of(row[0])}: the entry of array {digest} in the index"
-        return f"row {row[0]} of the table {table} in the index"
+        if row is RoundRow:
+            return f"round {values[0]} in the index"
+        if row is UpdateRow:
+            return f"round {values[1]}, client {self._name_of(values[0])} in the index"
+        if row is PairRow:
+            pair = " and ".join(self._name_of(client) for client in values[1:3])
+            return f"round {values[0]}, pair {pair} in the index"
+        if row is ClientRow:
+            return f"client {values[1]!r:.120} in the index"
+        return f"row {values[0]} of the table {row.table} in the index"
 
     def _name_of(self, client: object) -> str:
         found = self._fetch("SELECT name FROM clients WHERE id = ?", (client,))
         return f"{found[0][0]!r:.120}" if found else f"number {client}"
-
-    def user_of(self, array: object) -> str:
-        """Return in words who uses an array, as far as the index still tells."""
-        found = self._fetch(
-            "SELECT client, round FROM updates WHERE array = ?1 "
-            "UNION SELECT client, round FROM pairs WHERE array = ?1 "
-            "UNION SELECT NULL, round FROM rounds WHERE step = ?1",
-            (array,),
-        )
-        if not found:
-            return "a model or a client's sum"
-        client, round_ = found[0]
-        if client is None:
-            return f"round {round_}, step"
-        return f"round {round_}, client {self._name_of(client)}"
 
     def _execute(self, sql: str, arguments: Sequence[Value] = ()) -> sqlite3.Cursor:
         with sqlite_errors(self.path):
@@ -337,12 +324,7 @@ class Index:
                 self._connection.rollback()
 
 
-def _int(value: Value) -> int:
+def _int(value: object) -> int:
     if not isinstance(value, int):
         raise LedgerDamagedError("a number in the index is damaged")
     return value
-
-
-def _positive_zeros(values: Row) -> Row:
-    """Return the row as SQLite will give it back: it has no negative zero."""
-    return tuple(v + 0.0 if isinstance(v, float) else v for v in values)

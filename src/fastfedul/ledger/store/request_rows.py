@@ -8,14 +8,20 @@ rounds: each such change is one short transaction, which touches `requests` and
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any, cast
 
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, RequestClosedError
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.schema import digest_of
+from fastfedul.ledger.store.schema import (
+    ClientRow,
+    EventRow,
+    RequestHeadRow,
+    RequestRow,
+    digest_of,
+    values_of,
+)
 from fastfedul.records import (
     ClientId,
     Event,
@@ -25,57 +31,60 @@ from fastfedul.records import (
 )
 
 
+def digest_of_event(row: EventRow) -> bytes:
+    """Return the digest by which the next entry of the log refers to this one."""
+    return digest_of(*values_of(row))
+
+
 def read_log(index: Index) -> tuple[LogEntry, ...]:
     """Return the log of what was forgotten, inside `reading()`."""
     entries = []
-    for row in index.rows("events"):
-        number, time, kind, clients, details, _ = cast(tuple[Any, ...], row)
-        event = Event(time, kind, tuple(json.loads(clients)), json.loads(details))
-        entries.append(LogEntry(number, event, digest_of(*row).hex()))
+    for row in index.rows(EventRow):
+        clients = tuple(json.loads(row.clients))
+        event = Event(row.time, row.kind, clients, json.loads(row.details))
+        entries.append(LogEntry(row.id, event, digest_of_event(row).hex()))
     return tuple(entries)
 
 
 def read_requests(index: Index) -> tuple[ForgetRequest, ...]:
     """Return all requests in the order of asking, inside `reading()`."""
-    rows = index.rows("requests")
-    [_, count] = index.one("request_head", id=1)
-    if [row[0] for row in rows] != list(range(1, len(rows) + 1)) or count != len(rows):
-        raise LedgerDamagedError(
-            f"{index.path}: the table requests has lost or gained a row"
-        )
-    found = []
-    for row in rows:
-        number, client, *rest = cast(tuple[Any, ...], row)
-        name = str(index.one("clients", id=client)[1])
-        found.append(ForgetRequest(number, name, *rest))
-    return tuple(found)
+    rows = index.rows(RequestRow)
+    head = index.one(RequestHeadRow, id=1)
+    numbers = [row.id for row in rows]
+    if numbers != list(range(1, len(rows) + 1)) or head.num_requests != len(rows):
+        raise _lost(index)
+    return _with_names(index, rows)
 
 
-def put_request(index: Index, client: ClientId, reason: str | None) -> ForgetRequest:
+def waiting_requests(index: Index) -> tuple[ForgetRequest, ...]:
+    """Return the requests that wait, in the order of asking, inside `reading()`."""
+    rows = index.rows(RequestRow, None, state="waiting")
+    if index.one(RequestHeadRow, id=1).num_waiting != len(rows):
+        raise _lost(index)
+    return _with_names(index, rows)
+
+
+def put_request(index: Index, client: ClientRow, reason: str | None) -> ForgetRequest:
     """File a request for a client that the ledger knows, inside `writing()`."""
-    before = read_requests(index)
-    for request in before:
-        if request.client == client and request.state == "waiting":
+    for request in waiting_requests(index):
+        if request.client == client.name:
             raise InvalidInputError(
-                f"request {request.number} for client {client!r:.80} is waiting "
+                f"request {request.number} for client {client.name!r:.80} is waiting "
                 "already; there is nothing more to ask"
             )
-    number = len(before) + 1
-    request = ForgetRequest(number, client, now(), reason, "waiting", None, None, None)
-    index.put("requests", _row(index, request))
-    index.replace("request_head", (1, number))
-    return request
+    head = index.one(RequestHeadRow, id=1)
+    number = head.num_requests + 1
+    row = RequestRow(number, client.id, now(), reason, "waiting", None, None, None)
+    index.add(row)
+    index.replace(RequestHeadRow(1, number, head.num_waiting + 1))
+    return _request(row, client.name)
 
 
 def waiting_for(
     index: Index, clients: Collection[ClientId]
 ) -> tuple[ForgetRequest, ...]:
     """Return the waiting requests for some clients."""
-    return tuple(
-        request
-        for request in read_requests(index)
-        if request.state == "waiting" and request.client in clients
-    )
+    return tuple(r for r in waiting_requests(index) if r.client in clients)
 
 
 def decide(
@@ -92,31 +101,36 @@ def decide(
         InvalidInputError: If there is no such request.
         RequestClosedError: If it is not waiting any more.
     """
-    found = {request.number: request for request in read_requests(index)}
-    if number not in found:
-        known = f"they are 1 to {len(found)}" if found else "nobody has asked yet"
+    head = index.one(RequestHeadRow, id=1)
+    if not 1 <= number <= head.num_requests:
+        count = head.num_requests
+        known = f"they are 1 to {count}" if count else "nobody has asked yet"
         raise InvalidInputError(f"there is no request {number}; {known}")
-    request = found[number]
-    if request.state != "waiting":
+    row = index.one(RequestRow, id=number)
+    if row.state != "waiting":
         raise RequestClosedError(
-            f"request {number} was {request.state} at {request.decided}; only a "
-            "waiting one can change"
+            f"request {number} was {row.state} at {row.decided}; only a waiting one "
+            "can change"
         )
-    request = replace(request, state=state, decided=now(), answer=answer, event=event)
-    index.replace("requests", _row(index, request))
-    return request
+    row = replace(row, state=state, decided=now(), answer=answer, event=event)
+    index.replace(row)
+    index.replace(replace(head, num_waiting=head.num_waiting - 1))
+    return _request(row, index.one(ClientRow, id=row.client).name)
 
 
-def _row(index: Index, request: ForgetRequest) -> tuple[Any, ...]:
+def _with_names(index: Index, rows: Iterable[RequestRow]) -> tuple[ForgetRequest, ...]:
     # By number, so that a name stands in the table of clients and nowhere else.
-    numbers = [row[0] for row in index.rows("clients") if row[1] == request.client]
-    return (
-        request.number,
-        *numbers,
-        request.asked,
-        request.reason,
-        request.state,
-        request.decided,
-        request.answer,
-        request.event,
+    return tuple(
+        _request(row, index.one(ClientRow, id=row.client).name) for row in rows
+    )
+
+
+def _request(row: RequestRow, name: ClientId) -> ForgetRequest:
+    number, _, *rest = values_of(row)
+    return ForgetRequest(number, name, *rest)  # type: ignore[arg-type]
+
+
+def _lost(index: Index) -> LedgerDamagedError:
+    return LedgerDamagedError(
+        f"{index.path}: the table requests has lost or gained a row"
     )

@@ -1,148 +1,305 @@
-"""The tables of the index, and the digest that every row carries."""
+"""The tables of the index as typed rows, and the digest that every row carries."""
 
 from __future__ import annotations
 
 import struct
-from functools import cache
-from typing import Any
+import types
+import typing
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, ClassVar, cast
 
 from blake3 import blake3
 
-Value = None | int | float | str | bytes
-Row = tuple[Value, ...]
+from fastfedul.records import (
+    ClientState,
+    History,
+    KeepUse,
+    RequestState,
+    StorageDtype,
+)
 
-FORMAT = 1
+Value = None | int | float | str | bytes
+
+FORMAT = 2
 """Version of the format; a reader refuses any other."""
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "ledger": (
-        "id INTEGER PRIMARY KEY",
-        "format INTEGER",
-        "layout TEXT",
-        "update_dtype TEXT",
-        "step_dtype TEXT",
-        "aggregation TEXT",
-        "initial BLOB",
-    ),
-    "clients": (
-        "id INTEGER PRIMARY KEY",
-        "name TEXT UNIQUE",
-        "state TEXT",
-        "num_updates INTEGER",
-        "forgotten_at INTEGER",
-        "difference BLOB",
-    ),
-    "rounds": (
-        "round INTEGER PRIMARY KEY",
-        "num_updates INTEGER",
-        "removed_share REAL",
-        "use TEXT",
-        "products INTEGER",
-        "step BLOB",
-        "step_norm REAL",
-        "previous_product REAL",
-        "lr REAL",
-        "momentum REAL",
-        "batch_size INTEGER",
-        "epochs REAL",
-        "content BLOB",
-        "chain BLOB",
-    ),
-    "updates": (
-        "client INTEGER",
-        "round INTEGER",
-        "share REAL",
-        "keep_probability REAL",
-        "array BLOB",
-        "norm REAL",
-        "step_product REAL",
-        "summed INTEGER",
-    ),
-    "pairs": (
-        "round INTEGER",
-        "client INTEGER",
-        "other INTEGER",
-        "priority REAL",
-        "odds REAL",
-        "array BLOB",
-    ),
-    "arrays": ("array BLOB PRIMARY KEY", "num_bytes INTEGER", "checksums BLOB"),
-    "adjustments": ("round INTEGER PRIMARY KEY", "array BLOB"),
-    "events": (
-        "id INTEGER PRIMARY KEY",
-        "time TEXT",
-        "kind TEXT",
-        "clients TEXT",
-        "details TEXT",
-        "previous BLOB",
-    ),
-    "head": (
-        "id INTEGER PRIMARY KEY",
-        "chain BLOB",
-        "model BLOB",
-        "pair_limit REAL",
-        "num_clients INTEGER",
-        "num_rounds INTEGER",
-        "num_updates INTEGER",
-        "num_pairs INTEGER",
-        "num_arrays INTEGER",
-        "num_adjustments INTEGER",
-        "num_events INTEGER",
-    ),
-    "requests": (
-        "id INTEGER PRIMARY KEY",
-        "client INTEGER",
-        "asked TEXT",
-        "reason TEXT",
-        "state TEXT",
-        "decided TEXT",
-        "answer TEXT",
-        "event INTEGER",
-    ),
-    "request_head": ("id INTEGER PRIMARY KEY", "num_requests INTEGER"),
-    "policy": ("id INTEGER PRIMARY KEY", "history TEXT", "budget INTEGER"),
-}
-"""Every table and its columns, in the order in which the digest takes them."""
 
-REQUEST_TABLES = ("requests", "request_head")
-"""Tables that processes other than the one writer may change.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the index; the fields are the columns, in their order.
 
-They have a head of their own, so that nobody but the writer ever touches its head.
+    Attributes:
+        table: Name of the table.
+        key: How many columns, from the first, tell the rows apart.
+    """
+
+    table: ClassVar[str]
+    key: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow(Row):
+    """What was decided when the ledger was created."""
+
+    table: ClassVar[str] = "ledger"
+
+    id: int
+    format: int
+    layout: str
+    update_dtype: StorageDtype
+    step_dtype: StorageDtype
+    aggregation: str
+    file: int
+    initial: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow(Row):
+    """A client, with totals over its rows in `updates`, and its sum if there is one."""
+
+    table: ClassVar[str] = "clients"
+
+    id: int
+    name: str
+    state: ClientState
+    num_updates: int
+    num_kept: int
+    num_summed: int
+    num_norms: int
+    shares: float
+    norms: float
+    forgotten_at: int | None
+    file: int | None
+    difference: bytes | None
+    difference_off: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow(Row):
+    """A round; its step and its kept updates lie together in one file."""
+
+    table: ClassVar[str] = "rounds"
+
+    round: int
+    num_updates: int
+    num_kept: int
+    removed_share: float
+    use: KeepUse
+    file: int | None
+    start: int
+    step: bytes | None
+    step_norm: float | None
+    previous_product: float
+    lr: float | None
+    momentum: float | None
+    batch_size: int | None
+    epochs: float | None
+    content: bytes
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRow(Row):
+    """One client's part in one round."""
+
+    table: ClassVar[str] = "updates"
+    key: ClassVar[int] = 2
+
+    client: int
+    round: int
+    share: float
+    keep_probability: float
+    array: bytes | None
+    norm: float | None
+    step_product: float | None
+    summed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow(Row):
+    """A kept difference of two clients' updates of one round."""
+
+    table: ClassVar[str] = "pairs"
+    key: ClassVar[int] = 3
+
+    round: int
+    client: int
+    other: int
+    priority: float
+    odds: float
+    file: int
+    array: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow(Row):
+    """An array file: how many bytes of it count, and how many of them are vectors."""
+
+    table: ClassVar[str] = "files"
+
+    file: int
+    num_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdjustmentRow(Row):
+    """A correction of the model from some round on."""
+
+    table: ClassVar[str] = "adjustments"
+
+    round: int
+    file: int
+    array: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow(Row):
+    """An entry of the log."""
+
+    table: ClassVar[str] = "events"
+
+    id: int
+    time: str
+    kind: str
+    clients: str
+    details: str
+    previous: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow(Row):
+    """Where the ledger stands, and how many rows the other tables have."""
+
+    table: ClassVar[str] = "head"
+
+    id: int
+    chain: bytes
+    file: int
+    model: bytes
+    pair_limit: float
+    next_file: int
+    open_file: int | None
+    array_bytes: int
+    live_bytes: int
+    num_clients: int
+    num_rounds: int
+    num_updates: int
+    num_pairs: int
+    num_files: int
+    num_adjustments: int
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow(Row):
+    """Somebody asked for a client to be forgotten."""
+
+    table: ClassVar[str] = "requests"
+
+    id: int
+    client: int
+    asked: str
+    reason: str | None
+    state: RequestState
+    decided: str | None
+    answer: str | None
+    event: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeadRow(Row):
+    """How many requests there are, and how many of them wait."""
+
+    table: ClassVar[str] = "request_head"
+
+    id: int
+    num_requests: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow(Row):
+    """What the ledger keeps, and how many bytes that may take."""
+
+    table: ClassVar[str] = "policy"
+
+    id: int
+    history: History
+    budget: int | None
+
+
+ROWS: tuple[type[Row], ...] = (
+    LedgerRow,
+    ClientRow,
+    RoundRow,
+    UpdateRow,
+    PairRow,
+    FileRow,
+    AdjustmentRow,
+    EventRow,
+    HeadRow,
+    RequestRow,
+    RequestHeadRow,
+    PolicyRow,
+)
+"""Every table."""
+
+COUNTED = (
+    ClientRow,
+    RoundRow,
+    UpdateRow,
+    PairRow,
+    FileRow,
+    AdjustmentRow,
+    EventRow,
+)
+"""Tables whose rows the head counts.
+
+Requests have a head of their own, so that nobody but the one writer ever touches the
+writer's head.
 """
 
-COUNTED = tuple(
-    column.split()[0].removeprefix("num_")
-    for column in COLUMNS["head"]
-    if column.startswith("num_")
-)
-REFERENCES = (
-    ("ledger", "initial"),
-    ("head", "model"),
-    ("rounds", "step"),
-    ("updates", "array"),
-    ("pairs", "array"),
-    ("clients", "difference"),
-    ("adjustments", "array"),
-)
-"""Every column that refers to an array."""
-
+_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 _WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
-_KEYS = {
-    "updates": ("client", "round"),
-    "pairs": ("round", "client", "other"),
-}
-"""Columns that tell rows apart where it takes several of them."""
+
+NAMES_AGAIN = "clients_again"
+"""A second index of the clients' names.
+
+SQLite finds rows by pointers that have no digest. That a name is in neither index says
+that there is no such client, also where one byte of the file was changed.
+"""
+
+_INDEXES = (
+    "CREATE INDEX updates_by_round ON updates (round, client)",
+    f"CREATE INDEX {NAMES_AGAIN} ON clients (name, id)",
+    "CREATE INDEX rounds_by_file ON rounds (file)",
+    "CREATE INDEX clients_by_file ON clients (file)",
+    "CREATE INDEX pairs_by_file ON pairs (file)",
+    "CREATE INDEX rounds_with_updates ON rounds (round) WHERE num_kept > 0",
+    "CREATE INDEX requests_by_state ON requests (state)",
+)
 
 
-def key_of(table: str) -> tuple[int, ...]:
-    """Return the places of the columns that tell rows of a table apart."""
-    return tuple(range(len(_KEYS.get(table, ("",)))))
+_COLUMNS = {row.table: tuple(field.name for field in fields(row)) for row in ROWS}
+_GETTERS = {table: attrgetter(*columns) for table, columns in _COLUMNS.items()}
 
 
-@cache
-def names(table: str) -> tuple[str, ...]:
+def names(row: type[Row]) -> tuple[str, ...]:
     """Return the column names of a table, without the digest."""
-    return tuple(column.split()[0] for column in COLUMNS[table])
+    return _COLUMNS[row.table]
+
+
+def key_names(row: type[Row]) -> tuple[str, ...]:
+    """Return the columns that tell the rows of a table apart."""
+    return names(row)[: row.key]
+
+
+def values_of(row: Row) -> tuple[Value, ...]:
+    """Return a row as SQLite will give it back: it has no negative zero."""
+    values = _GETTERS[row.table](row)
+    return tuple([v + 0.0 if type(v) is float else v for v in values])
 
 
 def canonical(*values: Any) -> bytes:
@@ -171,29 +328,51 @@ def digest_of(*values: Value) -> bytes:
     return blake3(canonical(*values)).digest()
 
 
-def definition(table: str) -> str:
-    """Return the statement that creates a table."""
-    key = f", PRIMARY KEY ({', '.join(_KEYS[table])})" if table in _KEYS else ""
-    rowid = " WITHOUT ROWID" if table in {*_KEYS, "arrays"} else ""
-    columns = ", ".join(COLUMNS[table])
-    return f"CREATE TABLE {table} ({columns}, digest BLOB{key}){rowid}"
+def definitions() -> list[str]:
+    """Return the statements that create the tables and indexes."""
+    return [*(_definition(row) for row in ROWS), *_INDEXES]
 
 
-def catalogued(statement: str) -> tuple[str, str, str, str]:
+def catalogue() -> set[tuple[str, str, str, str]]:
+    """Return what SQLite's catalogue has for the tables and indexes."""
+    return {_catalogued(statement) for statement in definitions()}
+
+
+def _definition(row: type[Row]) -> str:
+    hints = typing.get_type_hints(row)
+    columns = [f"{name} {_sql_type(hints[name])}" for name in names(row)]
+    rowid = ""
+    if row.key == 1:
+        columns[0] += " PRIMARY KEY"
+    else:
+        columns.append("digest BLOB")
+        columns.append(f"PRIMARY KEY ({', '.join(key_names(row))})")
+        rowid = " WITHOUT ROWID"
+    if row is ClientRow:
+        columns[names(row).index("name")] += " UNIQUE"
+    if row.key == 1:
+        columns.append("digest BLOB")
+    return f"CREATE TABLE {row.table} ({', '.join(columns)}){rowid}"
+
+
+def _sql_type(hint: Any) -> str:
+    """Return SQLite's type of a column, given the type of the field."""
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    [one] = {_plain(option) for option in options if option is not types.NoneType}
+    return _TYPES[one]
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _plain(hint: Any) -> type:
+    # A literal is one of some texts.
+    return str if typing.get_origin(hint) is typing.Literal else cast(type, hint)
+
+
+def _catalogued(statement: str) -> tuple[str, str, str, str]:
     """Return the row of SQLite's catalogue for what a statement creates."""
     _, kind, name, *rest = statement.split()
     table = rest[1] if kind == "INDEX" else name
     return kind.lower(), name, table, statement
-
-
-def definitions() -> list[str]:
-    """Return the statements that create the tables and indexes."""
-    return [
-        *(definition(table) for table in COLUMNS),
-        "CREATE INDEX updates_by_round ON updates (round, client)",
-    ]
-
-
-def catalogue() -> set[Row]:
-    """Return what SQLite's catalogue has for the tables and indexes."""
-    return {catalogued(statement) for statement in definitions()}

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store.arrays import (
     BLOCK_VALUES,
     Source,
-    check_header,
-    open_array,
+    decode_whole,
+    open_file,
     opened,
     read_blocks,
 )
@@ -33,6 +34,14 @@ from fastfedul.records import Combination
 _ROWS_AT_ONCE = 8
 _BLOCKS_AT_ONCE = 2  # fewer calls to the kernel, after each of which threads queue up
 _OPEN_FILES = 256
+
+_SMALL_VALUES = 8_192
+"""Vectors of at most so many values are read many at a time."""
+
+_SMALL_ROWS = 1 << 24  # bytes of small vectors in memory at once
+_RUN_BYTES = 1 << 22
+_GAP_BYTES = 1 << 16
+"""Bytes between two small vectors that are rather read than passed over."""
 
 Pair = tuple[int, int]
 
@@ -62,6 +71,8 @@ def combine(
     products = np.zeros(len(pairs))
     bytes_read = 0
     groups = _groups(len(sources), pairs)
+    if size <= _SMALL_VALUES:
+        return _combine_small(folder, sources, groups, matrix, pairs)
     while groups:
         batch: list[list[int]] = []
         while groups and sum(map(len, batch)) < _OPEN_FILES:
@@ -95,19 +106,102 @@ class StackedFiles:
 
         Whole blocks are read and checked, so that some values more are read.
         """
+        size = self.sources[0].size if self.sources else 0
+        if size <= _SMALL_VALUES:
+            return read_small(self.folder, self.sources)[0][:, start:stop]
         first = start // BLOCK_VALUES
         begin = first * BLOCK_VALUES
-        end = min(self.sources[0].size, -(-stop // BLOCK_VALUES) * BLOCK_VALUES)
+        end = min(size, -(-stop // BLOCK_VALUES) * BLOCK_VALUES)
         rows = np.empty((len(self.sources), end - begin), np.float32)
 
         def work(places: Iterable[int]) -> None:
             for place in places:
                 source = self.sources[place]
-                with opened(self.folder, source.info, source.place) as descriptor:
+                with opened(self.folder, source.file, source.place) as descriptor:
                     read_blocks(descriptor, source, first, rows[place])
 
         run_blocks(work, len(self.sources))
         return rows[:, start - begin : stop - begin]
+
+
+def read_small(folder: Path, sources: Sequence[Source]) -> tuple[Array, int]:
+    """Return small vectors one under the other, and the bytes read.
+
+    Neighbours in a file are read together: a call for each of very many would take
+    longer than the reading.
+    """
+    size = sources[0].size if sources else 0
+    rows = np.empty((len(sources), size), np.float32)
+    bytes_read = 0
+    order = sorted(
+        range(len(sources)), key=lambda i: (sources[i].file, sources[i].stored.offset)
+    )
+    for run in _runs(order, sources):
+        first, last = sources[run[0]], sources[run[-1]]
+        begin = first.stored.offset
+        count = last.stored.offset + last.num_bytes - begin
+        with opened(folder, first.file, first.place) as descriptor:
+            try:
+                data = memoryview(os.pread(descriptor, count, begin))
+            except OSError as error:
+                raise LedgerError(f"{first.place}: cannot read: {error}") from None
+        bytes_read += len(data)
+        for position in run:
+            source = sources[position]
+            at = source.stored.offset - begin
+            own = data[at : at + source.num_bytes]
+            if len(own) != source.num_bytes:
+                raise LedgerDamagedError(f"{source.place}: the file is cut short")
+            decode_whole(own, source, rows[position])
+    return rows, bytes_read
+
+
+def _runs(order: Sequence[int], sources: Sequence[Source]) -> list[list[int]]:
+    """Split positions, sorted by place, into runs that one call can read."""
+    runs: list[list[int]] = []
+    begin = end = file = -1
+    for position in order:
+        source = sources[position]
+        offset = source.stored.offset
+        near = source.file == file and offset - end <= _GAP_BYTES
+        if not near or offset + source.num_bytes - begin > _RUN_BYTES:
+            runs.append([])
+            begin, file = offset, source.file
+        runs[-1].append(position)
+        end = offset + source.num_bytes
+    return runs
+
+
+def _combine_small(
+    folder: Path,
+    sources: Sequence[Source],
+    groups: list[list[int]],
+    matrix: Array,
+    pairs: Sequence[Pair],
+) -> Combination:
+    """Do what `combine` does, for vectors of which many fit into memory."""
+    size = sources[0].size
+    sums = np.zeros((len(matrix), size), np.float32)
+    products = np.zeros(len(pairs))
+    bytes_read = 0
+    most = max(1, _SMALL_ROWS // (4 * max(1, size)))
+    of_position: dict[int, list[int]] = {}
+    for number, (left, _) in enumerate(pairs):
+        of_position.setdefault(left, []).append(number)
+    while groups:
+        batch: list[int] = []
+        while groups and (not batch or len(batch) + len(groups[0]) <= most):
+            batch += groups.pop(0)
+        rows, count = read_small(folder, [sources[position] for position in batch])
+        bytes_read += count
+        sums += matrix[:, batch] @ rows
+        places = {position: row for row, position in enumerate(batch)}
+        numbers = [n for position in batch for n in of_position.get(position, ())]
+        if numbers:
+            ones = rows[[places[pairs[n][0]] for n in numbers]].astype(np.float64)
+            others = rows[[places[pairs[n][1]] for n in numbers]]
+            products[numbers] = np.einsum("ij,ij->i", ones, others)
+    return Combination(sums, tuple(products.tolist()), bytes_read)
 
 
 def _groups(count: int, pairs: Sequence[Pair]) -> list[list[int]]:
@@ -145,7 +239,7 @@ def _combine_batch(
     steps = [(g, matrix[:, g], p) for g, p in zip(groups, inner, strict=True)]
     partial = np.zeros((num_spans, len(pairs)))
     bytes_read = np.zeros(num_spans, np.int64)
-    descriptors: dict[int, int] = {}
+    descriptors: dict[int, int] = {}  # by number of the file
 
     def work(spans: Iterable[int]) -> None:
         buffer = np.empty((rows, min(size, width)), np.float32)
@@ -157,7 +251,10 @@ def _combine_batch(
                 filled = buffer[: len(group), : part.shape[1]]
                 for row, position in zip(filled, group, strict=True):
                     count += read_blocks(
-                        descriptors[position], sources[position], first, row
+                        descriptors[sources[position].file],
+                        sources[position],
+                        first,
+                        row,
                     )
                 part += factors @ filled
                 for number, left, right in inner:
@@ -168,8 +265,10 @@ def _combine_batch(
         for group in groups:
             for position in group:
                 source = sources[position]
-                descriptors[position] = open_array(folder, source.info, source.place)
-                check_header(descriptors[position], source)
+                if source.file not in descriptors:
+                    descriptors[source.file] = open_file(
+                        folder, source.file, source.place
+                    )
         run_blocks(work, num_spans)
     finally:
         for descriptor in descriptors.values():

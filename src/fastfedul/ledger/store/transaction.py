@@ -1,136 +1,241 @@
-"""One change of a ledger on disk: what it writes, and what it no longer needs."""
+"""One change of a ledger on disk: rows and files that count together or not at all.
+
+Array files are written and synced first, then their folder, then the index commits:
+what is committed is whole, and what is not committed is swept away on the next open.
+Files that a change made superfluous are removed after its commit.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
+
+from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
+from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.schema import Value, names
-from fastfedul.params import Flat, Layout
-from fastfedul.records import ClientId, Model, StorageDtype
+from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
+from fastfedul.ledger.store.streaming import read_vector
+from fastfedul.params import Flat
+from fastfedul.records import Model, StorageDtype
 
-Job = Callable[[], arrays.ArrayInfo]
+INITIAL_FILE = 1
+"""Number of the file of the model that a ledger starts from."""
+
+SHARED_BYTES = 4 << 20
+"""Rounds share a file while it stays below this."""
+
+_SHELF_BYTES = 64 << 20
+"""Sums share a file up to about this."""
 
 
-class Change:
-    """Rows and files of one transaction; the index decides whether they count."""
+def difference_of(folder: Path, settings: LedgerSettings, client: ClientRow) -> Flat:
+    """Return the stored sum of a client; zeros for one without a round."""
+    size = settings.layout.size
+    if client.difference is None or client.file is None:
+        return np.zeros(size, np.float32)
+    place = f"client {client.name!r:.80}, sum"
+    stored = Stored.unpacked(client.difference)
+    return read_vector(folder, Source(client.file, stored, "float32", size, place))
+
+
+class Transaction:
+    """Rows and files of one change; the commit of the index decides whether they count.
+
+    Attributes:
+        index: The index, inside its transaction.
+        folder: Folder of the array files.
+        settings: Settings of the ledger.
+        head: Where the ledger will stand; written when the change ends.
+        before: Where the ledger stood.
+    """
 
     def __init__(
-        self, index: Index, folder: Path, layout: Layout, pool: ThreadPoolExecutor
+        self, index: Index, folder: Path, settings: LedgerSettings, pool: Executor
     ) -> None:
-        self._index = index
-        self._folder = folder
-        self._layout = layout
+        self.index = index
+        self.folder = folder
+        self.settings = settings
+        self.before = index.one(HeadRow, id=1)
+        self.head = self.before
         self._pool = pool
-        self._futures: list[Future[arrays.ArrayInfo]] = []
-        self._released: set[bytes] = set()
-        self.head: dict[str, Any] = {}
-        self.before: dict[str, Any] = {}
-        self.new_clients: dict[ClientId, int] = {}
+        self._created: set[int] = set()
+        self._continued: dict[int, int] = {}
+        self._removed: set[int] = set()
+        index.count_from(self.before)
 
-    def begin(self, head: dict[str, Any]) -> None:
-        """Start from where the ledger stands."""
-        self.head, self.before = dict(head), head
-        self._index.load_counts()
+    def set(self, **changes: Any) -> None:
+        """Change columns of the head."""
+        self.head = replace(self.head, **changes)
 
-    def vector_job(self, vector: Flat, dtype: StorageDtype) -> Job:
-        """Return the job of writing a vector."""
-        return partial(arrays.write_vector, self._folder, vector, dtype)
-
-    def model_job(self, model: Model) -> Job:
-        """Return the job of writing a model."""
-        return partial(
+    @contextlib.contextmanager
+    def writing_model(self, model: Model) -> Iterator[None]:
+        """Write a model beside what the block does, and make it the current one."""
+        number = self._new_number()
+        job = self._pool.submit(
             arrays.write_model,
-            self._folder,
-            self._layout,
+            self.folder,
+            number,
+            self.settings.layout,
             model.params.flat,
             model.buffers,
         )
+        try:
+            yield
+        finally:
+            # Also if the block failed: its file is removed when nobody writes to it.
+            wait([job])
+        num_bytes, stored = job.result()
+        self._add_file(FileRow(number, num_bytes, num_bytes))
+        old = self.head.file
+        self.set(file=number, model=stored.packed())
+        if old != INITIAL_FILE:
+            self.remove_file(old)
 
-    def store(self, jobs: Sequence[Job]) -> list[bytes]:
-        """Write files, several at a time; return their digests."""
-        return self.stored(self.submit(jobs))
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[ArrayWriter]:
+        """Open a new array file; it is synced and counted when the block ends."""
+        number = self._new_number()
+        with ArrayWriter(self.folder, number, pool=self._pool) as writer:
+            yield writer
+            writer.sync()
+            self._add_file(FileRow(number, writer.end, writer.live_bytes))
 
-    def submit(self, jobs: Sequence[Job]) -> list[Future[arrays.ArrayInfo]]:
-        """Start writing files; `stored` must be called with what this returns."""
-        futures = [self._pool.submit(job) for job in jobs]
-        self._futures += futures
-        return futures
+    @contextlib.contextmanager
+    def continuing(self, parts: Sequence[Part]) -> Iterator[ArrayWriter]:
+        """Open the file for a round: that of the last one while there is room."""
+        number = self.head.open_file
+        row = None if number is None else self.index.one(FileRow, file=number)
+        header = [(part.name, part.dtype, part.size) for part in parts]
+        if row is not None:
+            end = arrays.page_end(row.num_bytes) + arrays.image_bytes(header)
+            row = row if end <= SHARED_BYTES else None
+        if row is None:
+            with self.writing() as writer:
+                yield writer
+            self.set(open_file=writer.number)
+            return
+        self._continued.setdefault(row.file, row.num_bytes)
+        with ArrayWriter(
+            self.folder, row.file, row.num_bytes, pool=self._pool
+        ) as writer:
+            yield writer
+            writer.sync()
+        live = row.live_bytes + writer.live_bytes
+        self.index.replace(replace(row, num_bytes=writer.end, live_bytes=live))
+        self._count(writer.end - row.num_bytes, writer.live_bytes)
 
-    def stored(self, futures: Sequence[Future[arrays.ArrayInfo]]) -> list[bytes]:
-        """Wait for files and return their digests."""
-        failures = [future.exception() for future in futures]
-        infos = [
-            f.result() for f, bad in zip(futures, failures, strict=True) if not bad
-        ]
-        for info in infos:
-            if not self._index.rows("arrays", array=info.digest):
-                self._index.put("arrays", (info.digest, info.num_bytes, info.checksums))
-        for failure in failures:
-            if failure is not None:
-                raise failure
-        return [info.digest for info in infos]
+    def shelve(self, parts: Iterable[Part]) -> Iterator[tuple[int, Stored]]:
+        """Write vectors of no round; yield the file and place of each, in order."""
+        waiting: list[Part] = []
+        for part in parts:
+            waiting.append(part)
+            if sum(one.num_bytes for one in waiting) >= _SHELF_BYTES:
+                yield from self._shelve(waiting)
+                waiting = []
+        if waiting:
+            yield from self._shelve(waiting)
 
-    def set_model(self, digest: bytes) -> None:
-        """Make a stored model the current one."""
-        self.release(self.head["model"])
-        self.head["model"] = digest
+    def _shelve(self, parts: Sequence[Part]) -> Iterator[tuple[int, Stored]]:
+        with self.writing() as writer:
+            _, found = writer.add(parts)
+        for stored in found:
+            yield writer.number, stored
 
-    def put(self, table: str, *values: Value) -> None:
-        """Add a row."""
-        self._index.put(table, values)
+    def source(
+        self, file: int, column: bytes, dtype: StorageDtype, place: str
+    ) -> Source:
+        """Return a stored vector as something that can be read or copied."""
+        size = self.settings.layout.size
+        return Source(file, Stored.unpacked(column), dtype, size, place)
 
-    def replace(self, table: str, row: Mapping[str, Any]) -> None:
-        """Write a row over the one with the same key."""
-        self._index.replace(table, tuple(row[name] for name in names(table)))
+    def difference_of(self, client: ClientRow) -> Flat:
+        """Return the stored sum of a client; zeros for one without a round."""
+        return difference_of(self.folder, self.settings, client)
 
-    def release(self, *digests: Value) -> None:
-        """Note files that may not be needed any more."""
-        self._released.update(d for d in digests if isinstance(d, bytes))
+    def copied(self, name: str, source: Source) -> Part:
+        """Return a stored vector as a part of a new image."""
+        return arrays.copied_part(name, self.folder, source)
 
-    def finish(self) -> None:
-        """Sync the files and write the head; only the commit remains."""
-        arrays.sync_folder(self._folder)
-        self.save_head()
-        self._released = self._index.unused(self._released)
-        for digest in self._released:
-            self._index.delete("arrays", "array = ?", digest)
-        self.save_head()
+    def new(self, name: str, vector: Flat, dtype: StorageDtype) -> Part:
+        """Return a vector at hand as a part of a new image."""
+        return arrays.new_part(name, vector, dtype)
+
+    def release(self, file: int | None, num_bytes: int) -> None:
+        """Let go of one vector; its file goes with the last one."""
+        if file is None:
+            return
+        row = self.index.one(FileRow, file=file)
+        if row.live_bytes <= num_bytes:
+            self.remove_file(file)
+        else:
+            self.index.replace(replace(row, live_bytes=row.live_bytes - num_bytes))
+            self._count(0, -num_bytes)
+
+    def remove_file(self, number: int) -> None:
+        """Let go of a whole file; it is unlinked after the commit."""
+        row = self.index.one(FileRow, file=number)
+        self.index.delete(FileRow, file=number)
+        self._removed.add(number)
+        self._count(-row.num_bytes, -row.live_bytes)
+        if self.head.open_file == number:
+            self.set(open_file=None)
 
     def num_bytes(self) -> int:
         """Return the bytes of arrays and index after the commit."""
-        free = 0
-        for digest in self._index.unused(self._released):
-            found = self._index.rows("arrays", array=digest)
-            free += sum(cast(int, row[1]) for row in found)
-        return self._index.array_bytes() - free + self._index.num_bytes()
-
-    def undo(self) -> None:
-        """Remove the files of a change that was not committed, also late ones."""
-        written = {f.result().digest for f in self._futures if not f.exception()}
-        for digest in written:
-            if not self._index.rows("arrays", array=digest):
-                self._remove(digest)
-
-    def clean_up(self) -> None:
-        """Remove what the committed change made superfluous."""
-        for digest in self._released:
-            self._remove(digest)
-        if self._released:
-            arrays.sync_folder(self._folder)
+        return self.head.array_bytes + self.index.num_bytes()
 
     def save_head(self) -> None:
         """Write the head as it is now, with the counts of rows so far."""
-        head = self.head
-        self._index.put_head(head["chain"], head["model"], head["pair_limit"])
+        counts = {f"num_{row.table}": self.index.counts[row.table] for row in COUNTED}
+        self.set(**counts)
+        self.index.replace(self.head)
 
-    def _remove(self, digest: bytes) -> None:
+    def finish(self) -> None:
+        """Sync the folder and write the head; only the commit remains."""
+        if self._created:
+            arrays.sync_folder(self.folder)
+        self.save_head()
+
+    def clean_up(self) -> None:
+        """Remove what the committed change made superfluous."""
+        for number in self._removed:
+            self._unlink(number)
+        if self._removed:
+            arrays.sync_folder(self.folder)
+
+    def undo(self) -> None:
+        """Remove what a change wrote that was not committed."""
+        for number in self._created:
+            self._unlink(number)
+        for number, num_bytes in self._continued.items():
+            with contextlib.suppress(OSError):
+                os.truncate(self.folder / arrays.file_name(number), num_bytes)
+
+    def _new_number(self) -> int:
+        number = self.head.next_file
+        self.set(next_file=number + 1)
+        self._created.add(number)
+        return number
+
+    def _add_file(self, row: FileRow) -> None:
+        self.index.add(row)
+        self._count(row.num_bytes, row.live_bytes)
+
+    def _count(self, num_bytes: int, live_bytes: int) -> None:
+        self.set(
+            array_bytes=self.head.array_bytes + num_bytes,
+            live_bytes=self.head.live_bytes + live_bytes,
+        )
+
+    def _unlink(self, number: int) -> None:
         # What cannot be removed now is swept away on the next open.
         with contextlib.suppress(OSError):
-            (self._folder / arrays.file_name(digest)).unlink()
+            (self.folder / arrays.file_name(number)).unlink()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.protocol import require_known
-from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.request_rows import decide, put_request
 from fastfedul.records import ClientId, ForgetRequest
 
@@ -32,14 +32,16 @@ def add_request(
     """
     check_reason(reason)
     with LedgerReader(path, write=True) as ledger, ledger.index.writing():
-        require_known(ledger, [client])
-        entry = ledger.clients()[client]
-        if entry.state != "active":
+        row = ledger.index.client(client)
+        if row is None:
+            require_known(ledger, [client])
+            raise AssertionError("a client is known or not")
+        if row.state != "active":
             raise InvalidInputError(
-                f"client {client!r:.80} is {entry.state} already; there is nothing "
-                "more to ask"
+                f"client {client!r:.80} is {row.state} already; there is nothing more "
+                "to ask"
             )
-        return put_request(ledger.index, client, reason or None)
+        return put_request(ledger.index, row, reason or None)
 
 
 def cancel_request(path: Path | str, number: int) -> ForgetRequest:

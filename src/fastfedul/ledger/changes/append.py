@@ -1,0 +1,190 @@
+"""Adds a round: one image of its step and kept updates, the new model, and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fastfedul.ledger.chain import content_of, link
+from fastfedul.ledger.changes.rewrite import step_name, update_name
+from fastfedul.ledger.changes.sums import (
+    collect_garbage,
+    keep_pairs,
+    put_differences,
+)
+from fastfedul.ledger.checks import RecordedRound, RecordedUpdate
+from fastfedul.ledger.own_sums import round_difference
+from fastfedul.ledger.store.arrays import Part, Stored
+from fastfedul.ledger.store.entries import local_values
+from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
+from fastfedul.ledger.store.transaction import Transaction
+from fastfedul.params import Flat
+from fastfedul.records import ClientId
+
+
+def append_round(change: Transaction, recorded: RecordedRound) -> None:
+    """Add a checked round to the ledger."""
+    clients = _count_updates(change, recorded)
+    numbers = {client.name: client.id for client in clients}
+    with change.writing_model(recorded.model):
+        if change.settings.history == "sums":
+            placed = _Placed(None, 0, None, {})
+            keep_pairs(change, recorded, numbers)
+            put_differences(
+                change, clients, _new_differences(change, recorded, clients)
+            )
+            collect_garbage(change)
+        else:
+            placed = _write_vectors(change, recorded, numbers)
+    sums_only = change.settings.history == "sums"
+    rows = [
+        UpdateRow(
+            numbers[update.client],
+            recorded.index,
+            update.share,
+            update.keep_probability,
+            placed.array_of(update),
+            None if update.vector is None else update.norm,
+            update.step_product,
+            int(sums_only),
+        )
+        for update in recorded.updates
+    ]
+    change.index.add(*rows)
+    local = local_values(recorded.local)
+    content = content_of(
+        recorded.index,
+        0.0,
+        recorded.use,
+        placed.step.digest if placed.step else None,
+        local,
+        [
+            (u.client, u.share, u.keep_probability, placed.digest_of(u))
+            for u in recorded.updates
+        ],
+    )
+    chain = link(change.head.chain, content)
+    lr, momentum, batch_size, epochs = local
+    change.index.add(
+        RoundRow(
+            round=recorded.index,
+            num_updates=len(rows),
+            num_kept=len(placed.updates),
+            removed_share=0.0,
+            use=recorded.use,
+            file=placed.file,
+            start=placed.start,
+            step=placed.step.packed() if placed.step else None,
+            step_norm=recorded.step_norm,
+            previous_product=recorded.previous_product,
+            lr=lr,  # type: ignore[arg-type]
+            momentum=momentum,  # type: ignore[arg-type]
+            batch_size=batch_size,  # type: ignore[arg-type]
+            epochs=epochs,  # type: ignore[arg-type]
+            content=content,
+            chain=chain,
+        )
+    )
+    change.set(chain=chain)
+
+
+class _Placed:
+    """Where the vectors of a round lie."""
+
+    def __init__(
+        self,
+        file: int | None,
+        start: int,
+        step: Stored | None,
+        updates: dict[ClientId, Stored],
+    ) -> None:
+        self.file = file
+        self.start = start
+        self.step = step
+        self.updates = updates
+
+    def array_of(self, update: RecordedUpdate) -> bytes | None:
+        found = self.updates.get(update.client)
+        return found.packed() if found else None
+
+    def digest_of(self, update: RecordedUpdate) -> bytes | None:
+        found = self.updates.get(update.client)
+        return found.digest if found else None
+
+
+def _count_updates(change: Transaction, recorded: RecordedRound) -> list[ClientRow]:
+    """Return the rows of the clients that take part, with one round more."""
+    found: list[ClientRow] = []
+    new: list[ClientRow] = []
+    sums_only = change.settings.history == "sums"
+    for update in recorded.updates:
+        row = change.index.client(update.client)
+        if row is None:
+            number = change.index.counts[ClientRow.table] + len(new) + 1
+            row = ClientRow(
+                id=number,
+                name=update.client,
+                state="active",
+                num_updates=0,
+                num_kept=0,
+                num_summed=0,
+                num_norms=0,
+                shares=0.0,
+                norms=0.0,
+                forgotten_at=None,
+                file=None,
+                difference=None,
+                difference_off=0.0,
+            )
+            new.append(row)
+        known = update.vector is not None
+        row = replace(
+            row,
+            num_updates=row.num_updates + 1,
+            num_kept=row.num_kept + int(update.kept),
+            num_summed=row.num_summed + int(sums_only),
+            num_norms=row.num_norms + int(known),
+            shares=row.shares + update.share,
+            norms=row.norms + (update.norm if known else 0.0),
+        )
+        found.append(row)
+    added = {row.id for row in new}
+    change.index.add(*(row for row in found if row.id in added))
+    change.index.replace(*(row for row in found if row.id not in added))
+    return found
+
+
+def _write_vectors(
+    change: Transaction, recorded: RecordedRound, numbers: dict[ClientId, int]
+) -> _Placed:
+    settings, index = change.settings, recorded.index
+    parts: list[Part] = [
+        change.new(step_name(index), recorded.step, settings.step_dtype)
+    ]
+    kept = sorted(
+        (u for u in recorded.updates if u.kept), key=lambda u: numbers[u.client]
+    )
+    for update in kept:
+        assert update.vector is not None
+        name = update_name(index, numbers[update.client])
+        parts.append(change.new(name, update.vector, settings.update_dtype))
+    with change.continuing(parts) as writer:
+        start, [step, *rest] = writer.add(parts)
+    places = {u.client: stored for u, stored in zip(kept, rest, strict=True)}
+    return _Placed(writer.number, start, step, places)
+
+
+def _new_differences(
+    change: Transaction, recorded: RecordedRound, clients: list[ClientRow]
+) -> Iterator[Flat]:
+    """Yield the sum of each client of the round, with the round added to it."""
+    for update, client in zip(recorded.updates, clients, strict=True):
+        assert update.vector is not None
+        added = round_difference(
+            update.vector,
+            recorded.step,
+            update.share,
+            alone=len(recorded.updates) == 1,
+        )
+        added += change.difference_of(client)
+        yield added

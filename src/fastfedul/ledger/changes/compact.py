@@ -1,0 +1,218 @@
+"""Turns a ledger of rounds into one of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fastfedul.errors import LedgerError
+from fastfedul.federation.aggregation import MEAN
+from fastfedul.ledger.changes.rewrite import content_of_row, relink
+from fastfedul.ledger.changes.sums import PlacedPair, put_differences, put_pairs
+from fastfedul.ledger.own_sums import own_difference
+from fastfedul.ledger.pairs import RESERVOIR, OfferedPair, offered_pairs
+from fastfedul.ledger.store.codec import encoded_bytes
+from fastfedul.ledger.store.schema import (
+    AdjustmentRow,
+    ClientRow,
+    FileRow,
+    PolicyRow,
+    RoundRow,
+    UpdateRow,
+)
+from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
+from fastfedul.params import Flat
+from fastfedul.records import UpdateEntry, VectorRef
+
+if TYPE_CHECKING:
+    from fastfedul.ledger.disk import LedgerReader
+    from fastfedul.ledger.protocol import Ledger
+
+Progress = Callable[[int, int], None]
+
+LOST = (
+    "skew scalar and none, which damp round by round or not at all, and any bound",
+    "FedEraser, FedAccum, FedRecover and distillation, which need updates of rounds",
+    "the models between the first and the current one (params_at)",
+    "exactness of forgetting several clients, unless shares never vary: it becomes "
+    "approximate and says how far off it may be",
+    "the hash chain's hold on what was sent: it covers who took part, and how much",
+    "erasing one client after the other where shares vary: each erasure adds to the "
+    "possible error, and beyond a quarter forgetting is refused",
+    "the age of marks, by which forgetting from rounds comes nearer to retraining",
+)
+"""What a ledger of sums does not have any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What compacting does to a ledger.
+
+    Attributes:
+        bytes_before: Bytes of its array files with the rounds.
+        bytes_after: Bytes of its array files with the sums.
+        lost: What is not possible any more, in words.
+        notes: What is not exact in the sums, in words.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan_compaction(ledger: LedgerReader) -> Compaction:
+    """Return what compacting a ledger would do; nothing is changed.
+
+    Raises:
+        LedgerError: If it cannot be compacted.
+    """
+    with ledger.snapshot():
+        _check_compactable(ledger)
+        settings, clients = ledger.settings, ledger.clients().values()
+        head = ledger.head
+        files = {INITIAL_FILE, head.file}
+        rows = ledger.index.rows_by_key(FileRow, "file", files)
+        after = sum(row.num_bytes for row in rows.values())
+        size = settings.layout.size
+        staying = sum(client.state != "erased" for client in clients)
+        after += staying * encoded_bytes("float32", size)
+        pair = encoded_bytes(settings.update_dtype, size)
+        after += min(len(_offered(ledger)), RESERVOIR) * pair
+        return Compaction(head.array_bytes, after, LOST, _not_exact(ledger))
+
+
+def turn_to_sums(
+    ledger: LedgerReader, change: Transaction, progress: Progress | None
+) -> None:
+    """Write everybody's sum and some pairs, and let go of all vectors of rounds."""
+    index = change.index
+    clients = [row for row in index.rows(ClientRow) if row.state != "erased"]
+    offered = _offered(ledger)
+    pairs, differences = _placed(ledger, change, offered[:RESERVOIR])
+    if len(offered) > RESERVOIR:
+        change.set(pair_limit=offered[RESERVOIR][1].priority)
+    put_pairs(change, pairs, differences)
+    put_differences(
+        change,
+        [replace(c, num_summed=c.num_kept, num_kept=0) for c in clients],
+        _sums(ledger, clients, progress),
+    )
+    _let_go(change)
+    policy = index.one(PolicyRow, id=1)
+    index.replace(replace(policy, history="sums"))
+
+
+def _sums(
+    ledger: Ledger, clients: list[ClientRow], progress: Progress | None
+) -> Iterator[Flat]:
+    for done, client in enumerate(clients):
+        if progress:
+            progress(done + 1, len(clients) + 1)
+        yield own_difference(ledger, client.name)
+
+
+def _placed(
+    ledger: Ledger,
+    change: Transaction,
+    offered: list[tuple[int, OfferedPair, UpdateEntry, UpdateEntry]],
+) -> tuple[list[PlacedPair], Iterator[Flat]]:
+    """Return pairs with their places, and what gives their differences one by one."""
+    numbers: dict[str, int] = {}
+    for _, _, left, right in offered:
+        for name in (left.client, right.client):
+            row = change.index.client(name)
+            assert row is not None
+            numbers[name] = row.id
+    pairs = []
+    for index, pair, left, right in offered:
+        # A sampled pair stands for those that were not kept, too.
+        odds = pair.odds / (left.keep_probability * right.keep_probability or 1.0)
+        place = (index, numbers[left.client], numbers[right.client])
+        pairs.append((replace(pair, odds=odds), place))
+
+    def differences() -> Iterator[Flat]:
+        for index, _, left, right in offered:
+            refs = [VectorRef(index, left.client), VectorRef(index, right.client)]
+            yield ledger.combine(refs, [[1.0, -1.0]]).sums[0]
+
+    return pairs, differences()
+
+
+def _check_compactable(ledger: LedgerReader) -> None:
+    settings = ledger.settings
+    if settings.history == "sums":
+        raise LedgerError(f"{ledger.path} keeps sums only already")
+    problem = None
+    if settings.aggregation != MEAN:
+        problem = (
+            f"it was aggregated by {settings.aggregation!r:.40}, which can only be "
+            "replayed from every update"
+        )
+    for round_ in ledger.rounds():
+        if round_.use == "aggregate":
+            problem = (
+                f"in round {round_.index} only the updates that were kept count, so "
+                "sums over all of them do not say what is in the model"
+            )
+    if problem:
+        raise LedgerError(f"{ledger.path} cannot be compacted: {problem}")
+
+
+def _not_exact(ledger: LedgerReader) -> tuple[str, ...]:
+    notes = []
+    settings, rounds = ledger.settings, ledger.rounds()
+    dtypes = (settings.update_dtype, settings.step_dtype)
+    count = sum(round_.num_updates for round_ in rounds)
+    dropped = count - sum(round_.num_kept for round_ in rounds)
+    if dropped:
+        notes.append(
+            f"{dropped} of {count} updates were not kept: the sums have them only as "
+            "far as those that were kept stand for them"
+        )
+    if dtypes != ("float32", "float32"):
+        notes.append(
+            f"updates are stored as {dtypes[0]} and steps as {dtypes[1]}: the sums are "
+            "as exact as these"
+        )
+    return tuple(notes)
+
+
+def _offered(
+    ledger: Ledger,
+) -> list[tuple[int, OfferedPair, UpdateEntry, UpdateEntry]]:
+    """Return the pairs of kept updates that all rounds offer, lowest first."""
+    offered = []
+    for round_ in ledger.rounds():
+        kept = [u for u in ledger.updates_in(round_.index) if u.kept]
+        offered += [
+            (round_.index, pair, kept[pair.left], kept[pair.right])
+            for pair in offered_pairs(ledger.chain, round_.index, len(kept))
+        ]
+    return sorted(offered, key=lambda one: one[1].priority)
+
+
+def _let_go(change: Transaction) -> None:
+    """Let go of steps, updates and adjustments, and link the chain anew."""
+    index = change.index
+    files = {row.file for row in index.rows(RoundRow) if row.file is not None}
+    files |= {row.file for row in index.rows(AdjustmentRow)}
+    for file in sorted(files):
+        change.remove_file(file)
+    index.delete(AdjustmentRow)
+    names: dict[int, str] = {}
+    rows = {}
+    for row in index.rows(RoundRow):
+        updates = [
+            replace(update, array=None, summed=int(update.array is not None))
+            for update in index.rows(UpdateRow, None, round=row.round)
+        ]
+        index.replace(*updates)
+        row = replace(
+            row, file=None, start=0, step=None, num_kept=0, previous_product=0.0
+        )
+        rows[row.round] = replace(
+            row, content=content_of_row(change, row, updates, names)
+        )
+    relink(change, rows)

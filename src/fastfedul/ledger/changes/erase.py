@@ -1,0 +1,138 @@
+"""Takes forgotten clients out of the history, as if they had never been there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfedul.ledger.changes.adjust import add_adjustment
+from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
+from fastfedul.ledger.changes.sums import (
+    collect_garbage,
+    drop_pair,
+    erase_from_sums,
+    release_sum,
+)
+from fastfedul.ledger.erasure import (
+    check_erasable,
+    correction_of,
+    rewritten_rounds,
+)
+from fastfedul.ledger.protocol import vector
+from fastfedul.ledger.store.schema import ClientRow, PairRow, RoundRow, UpdateRow
+from fastfedul.ledger.store.transaction import Transaction
+from fastfedul.params import Flat
+from fastfedul.records import ClientId, VectorRef
+
+if TYPE_CHECKING:
+    from fastfedul.ledger.protocol import Ledger
+
+
+def erase_clients(
+    ledger: Ledger, change: Transaction, clients: Sequence[ClientId]
+) -> dict[str, object]:
+    """Take clients out of the history; return what the log should say of it.
+
+    Args:
+        ledger: The ledger, as it stands in the transaction.
+        change: The transaction.
+        clients: Clients that are forgotten already.
+    """
+    forgotten_at = check_erasable(ledger, clients)
+    if change.settings.history == "sums":
+        worst = erase_from_sums(ledger, change, clients)
+        for client in clients:
+            _drop_client(change, client)
+        # Earlier sums of the clients must not survive among the bytes that do not
+        # count any more.
+        collect_garbage(change, all_of_it=True)
+        return {"sums_off": worst}
+    total = correction_of(ledger, clients, forgotten_at)
+    added = _Replayed(ledger, forgotten_at) if total is None else None
+    rows = [_client(change, client) for client in clients]
+    numbers = frozenset(row.id for row in rows)
+    touched = {
+        update.round for client in clients for update in ledger.updates_of(client)
+    }
+    found = change.index.rows_by_key(RoundRow, "round", touched)
+    files = frozenset(row.file for row in found.values() if row.file is not None)
+    rewrite_rounds(change, _changes(ledger, change, clients, numbers, added), files)
+    for client in clients:
+        _drop_client(change, client)
+    if added is not None:
+        total = added.total.astype(np.float32)
+    assert total is not None
+    add_adjustment(change, forgotten_at, -total)
+    return {}
+
+
+class _Replayed:
+    """Adds up how steps change, where only a replay can say it."""
+
+    def __init__(self, ledger: Ledger, before: int) -> None:
+        self._ledger = ledger
+        self._before = before
+        self.total = np.zeros(ledger.settings.layout.size, np.float64)
+
+    def add(self, index: int, step: Flat) -> None:
+        if index < self._before:
+            self.total += step
+            self.total -= vector(self._ledger, VectorRef(index))
+
+
+def _changes(
+    ledger: Ledger,
+    change: Transaction,
+    clients: Sequence[ClientId],
+    numbers: frozenset[int],
+    added: _Replayed | None,
+) -> Iterator[RoundChange]:
+    """Yield how each round changes, in order."""
+    for rewritten in rewritten_rounds(ledger, clients):
+        entry, step = rewritten.entry, rewritten.step
+        row = replace(
+            change.index.one(RoundRow, round=entry.index),
+            num_updates=entry.num_updates,
+            removed_share=entry.removed_share,
+            step_norm=entry.step_norm,
+            previous_product=entry.previous_product,
+        )
+        if step is None:
+            yield RoundChange(row)
+            continue
+        if added is not None:
+            added.add(entry.index, step)
+        yield RoundChange(row, step, erased=numbers)
+
+
+def _drop_client(change: Transaction, client: ClientId) -> None:
+    row = _client(change, client)
+    change.index.delete(UpdateRow, client=row.id)
+    for pair in change.index.rows(PairRow):
+        if row.id in (pair.client, pair.other):
+            drop_pair(change, pair)
+    release_sum(change, row)
+    change.index.replace(
+        replace(
+            row,
+            state="erased",
+            num_updates=0,
+            num_kept=0,
+            num_summed=0,
+            num_norms=0,
+            shares=0.0,
+            norms=0.0,
+            file=None,
+            difference=None,
+            difference_off=0.0,
+        )
+    )
+
+
+def _client(change: Transaction, client: ClientId) -> ClientRow:
+    row = change.index.client(client)
+    assert row is not None
+    return row

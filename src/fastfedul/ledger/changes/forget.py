@@ -1,0 +1,62 @@
+"""Moves the model, bars the clients, and answers the requests that asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fastfedul.errors import RequestClosedError
+from fastfedul.ledger.changes.adjust import add_adjustment
+from fastfedul.ledger.changes.erase import erase_clients
+from fastfedul.ledger.changes.log import add_event
+from fastfedul.ledger.store.request_rows import decide, waiting_for
+from fastfedul.ledger.store.transaction import Transaction
+from fastfedul.params import Flat
+from fastfedul.records import ClientId, ForgetRequest, Model
+
+if TYPE_CHECKING:
+    from fastfedul.ledger.protocol import Ledger
+
+
+def forget_clients(
+    ledger: Ledger,
+    change: Transaction,
+    clients: Sequence[ClientId],
+    delta: Flat,
+    model: Model,
+    details: Mapping[str, object],
+    *,
+    erase: bool,
+    request: int | None,
+) -> None:
+    """Make the cleaned model the current one; see `DiskLedger.commit_forgetting`."""
+    index = change.index
+    asked = waiting_for(index, clients)
+    if request is not None and request not in {r.number for r in asked}:
+        raise RequestClosedError(f"request {request} is not waiting any more")
+    at = change.head.num_rounds
+    with change.writing_model(model):
+        if change.settings.history == "rounds":
+            add_adjustment(change, at, delta)
+    for client in clients:
+        row = index.client(client)
+        assert row is not None
+        index.replace(replace(row, state="forgotten", forgotten_at=at))
+    if erase:
+        details = {**details, **erase_clients(ledger, change, clients)}
+    if asked:
+        details = {**details, "requests": [_described(r) for r in asked]}
+    kind = "forget and erase" if erase else "forget"
+    event = add_event(change, kind, clients, details)
+    for waiting in asked:
+        decide(index, waiting.number, "applied", event=event)
+
+
+def _described(request: ForgetRequest) -> dict[str, object]:
+    """Return what the log keeps of a request."""
+    return {
+        "request": request.number,
+        "asked": request.asked,
+        "reason": request.reason,
+    }

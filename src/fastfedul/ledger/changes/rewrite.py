@@ -1,0 +1,238 @@
+"""Rewrites recorded rounds: their files, their rows, and the hash chain from there on.
+
+A file is rewritten if a vector in it changes or goes; every other vector of the file is
+copied as it is. All other files stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from fastfedul.ledger.chain import content_of, genesis, link
+from fastfedul.ledger.store.arrays import Part, digest_in
+from fastfedul.ledger.store.entries import local_values
+from fastfedul.ledger.store.schema import (
+    ClientRow,
+    LedgerRow,
+    RoundRow,
+    UpdateRow,
+)
+from fastfedul.ledger.store.transaction import Transaction
+from fastfedul.params import Flat
+
+
+@dataclass(frozen=True, slots=True)
+class RoundChange:
+    """How a recorded round changes.
+
+    Attributes:
+        row: The round's row with its new numbers; file, start, step, count of kept
+            updates, content and chain are filled in here.
+        step: The new step; None if it stays.
+        erased: Numbers of the clients that were never in it.
+        dropped: Numbers of the clients whose updates are not kept any more.
+    """
+
+    row: RoundRow
+    step: Flat | None = None
+    erased: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+
+    @property
+    def moves(self) -> bool:
+        """Whether a vector of the round changes or goes."""
+        return self.step is not None or bool(self.erased or self.dropped)
+
+
+def step_name(index: int) -> str:
+    """Return the name of a round's step in its file."""
+    return f"{index}.step"
+
+
+def update_name(index: int, client: int) -> str:
+    """Return the name of an update in its file, with the client's number."""
+    return f"{index}.update.{client}"
+
+
+def rewrite_rounds(
+    change: Transaction, rounds: Iterable[RoundChange], files: frozenset[int]
+) -> None:
+    """Change recorded rounds and link the chain anew.
+
+    Args:
+        change: The transaction.
+        rounds: The rounds that change, in order.
+        files: Files in which a vector changes or goes.
+    """
+    names: dict[int, str] = {}
+    rows: dict[int, RoundRow] = {}
+    open_file = change.head.open_file
+    with ExitStack() as stack:
+        current: _Rewriting | None = None
+        for one in rounds:
+            if one.row.file not in files:
+                rows[one.row.round] = one.row
+                continue
+            if current is None or current.file != one.row.file:
+                if current is not None:
+                    rows |= current.finish()
+                assert one.row.file is not None
+                current = _Rewriting(change, one.row.file, stack, names)
+            current.put(one)
+        if current is not None:
+            rows |= current.finish()
+            if current.file == open_file:
+                change.set(open_file=current.number)
+    relink(change, rows)
+
+
+class _Rewriting:
+    """One file that is being rewritten, round by round."""
+
+    def __init__(
+        self,
+        change: Transaction,
+        file: int,
+        stack: ExitStack,
+        names: dict[int, str],
+    ) -> None:
+        self._change = change
+        self._names = names
+        self._left = change.index.rows(RoundRow, None, file=file)
+        self._open = stack.enter_context(ExitStack())
+        self._writer = self._open.enter_context(change.writing())
+        self._rows: dict[int, RoundRow] = {}
+        self.file = file
+        self.number = self._writer.number
+
+    def put(self, one: RoundChange) -> None:
+        """Write a changed round, and before it those that stay as they are."""
+        while self._left[0].round < one.row.round:
+            self._write(RoundChange(self._left.pop(0)))
+        self._left.pop(0)
+        self._write(one)
+
+    def finish(self) -> dict[int, RoundRow]:
+        """Write what is left and let go of the old file; return the new rows."""
+        for row in self._left:
+            self._write(RoundChange(row))
+        if not any(row.step is not None for row in self._rows.values()):
+            raise AssertionError("a file of rounds has at least one step")
+        self._open.close()
+        self._change.remove_file(self.file)
+        return self._rows
+
+    def _write(self, one: RoundChange) -> None:
+        change, row = self._change, one.row
+        settings, index = change.settings, row.round
+        updates = change.index.rows(UpdateRow, None, round=index)
+        updates = [u for u in updates if u.client not in one.erased]
+        assert row.step is not None
+        name = step_name(index)
+        parts: list[Part] = []
+        if one.step is None:
+            source = change.source(
+                self.file, row.step, settings.step_dtype, f"round {index}, step"
+            )
+            parts.append(change.copied(name, source))
+        else:
+            parts.append(change.new(name, one.step, settings.step_dtype))
+        kept = [u for u in updates if u.array and u.client not in one.dropped]
+        for update in kept:
+            assert update.array is not None
+            place = f"round {index}, client number {update.client}"
+            source = change.source(
+                self.file, update.array, settings.update_dtype, place
+            )
+            parts.append(change.copied(update_name(index, update.client), source))
+        start, stored = self._writer.add(parts)
+        arrays = {u.client: s.packed() for u, s in zip(kept, stored[1:], strict=True)}
+        new = [_rewritten(update, arrays, one) for update in updates]
+        change.index.replace(*new)
+        row = replace(
+            row,
+            file=self.number,
+            start=start,
+            step=stored[0].packed(),
+            num_kept=len(kept),
+        )
+        if one.moves:
+            row = replace(row, content=content_of_row(change, row, new, self._names))
+        self._rows[index] = row
+
+
+def _rewritten(
+    update: UpdateRow, arrays: Mapping[int, bytes], one: RoundChange
+) -> UpdateRow:
+    """Return the row of an update after its round was rewritten."""
+    if update.client in one.dropped:
+        # Probability 0 says that it was not left out at random.
+        return replace(update, array=None, keep_probability=0.0)
+    product = update.step_product if one.step is None else None
+    return replace(update, array=arrays.get(update.client), step_product=product)
+
+
+def content_of_row(
+    change: Transaction,
+    row: RoundRow,
+    updates: Iterable[UpdateRow],
+    names: dict[int, str],
+) -> bytes:
+    """Return the digest of what a round contains, given its rows.
+
+    Args:
+        change: The transaction.
+        row: The round.
+        updates: Its participants.
+        names: Names of clients by number, filled as they are looked up.
+    """
+    participants = []
+    for update in updates:
+        if update.client not in names:
+            names[update.client] = change.index.one(ClientRow, id=update.client).name
+        participants.append(
+            (
+                names[update.client],
+                update.share,
+                update.keep_probability,
+                digest_in(update.array),
+            )
+        )
+    return content_of(
+        row.round,
+        row.removed_share,
+        row.use,
+        digest_in(row.step),
+        local_values(row),
+        sorted(participants),
+    )
+
+
+def relink(change: Transaction, rows: Mapping[int, RoundRow]) -> None:
+    """Write rows of rounds that changed, and the chain anew from the first one on."""
+    if not rows:
+        return
+    first = min(rows)
+    index = change.index
+    if first:
+        chain = index.one(RoundRow, round=first - 1).chain
+    else:
+        chain = first_link(index.one(LedgerRow, id=1))
+    last = index.counts[RoundRow.table] - 1
+    linked = []
+    for row in index.rows(RoundRow, (first, last)):
+        new = rows.get(row.round, row)
+        chain = link(chain, new.content)
+        linked.append(replace(new, chain=chain))
+    index.replace(*linked)
+    change.set(chain=chain)
+
+
+def first_link(row: LedgerRow) -> bytes:
+    """Return the chain before the first round."""
+    initial = digest_in(row.initial)
+    assert initial is not None
+    dtypes = (row.update_dtype, row.step_dtype)
+    return genesis(row.layout, *dtypes, row.aggregation, initial)
