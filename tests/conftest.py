@@ -14,6 +14,8 @@ from fastfedul.ledger.store.codec import SCALE_BLOCK
 from fastfedul.params import Flat
 from fastfedul.records import StorageDtype
 
+pytest.register_assert_rewrite("tests.support")
+
 SMALLEST_NORMAL = np.float32(np.finfo(np.float32).tiny)
 
 
