@@ -20,6 +20,7 @@ from fastfedul.ledger.store import codec
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
 from tests.support.disk_ledgers import CLIENTS, LAYOUT, initial_model, round_of, vector
+from tests.support.stored_vectors import through
 
 
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
@@ -29,9 +30,6 @@ from tests.support.disk_ledgers import CLIENTS, LAYOUT, initial_model, round_of,
 def test_vectors_come_back_as_their_storage_dtype_has_them(
     dtype: StorageDtype, size: int, tmp_path: Path
 ) -> None:
-    # Not above: this file is also run as a program, and knows no tests there.
-    from tests.conftest import through
-
     layout = Layout.of({"w": np.zeros(size)})
     with DiskLedger.create(
         tmp_path / "ledger",

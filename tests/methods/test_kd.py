@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.trainer import (
     Inputs,
@@ -27,22 +25,10 @@ from fastfedul.params import Array, Flat, Params, dot, norm
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
+from tests.support.small_run import SmallRun, trained_in_memory
 
 TARGET = "client-0"
 LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
-NORMALISED = """
-from torch import nn
-
-
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
 PLAIN = KD(epochs=0)
 """Subtraction without distillation."""
 
@@ -339,32 +325,21 @@ def test_who_has_left_cannot_leave_again(small_run: SmallRun) -> None:
 
 
 def test_batch_normalisation_is_carried_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    normalised: str,
 ) -> None:
-    (tmp_path / "normalised_for_kd.py").write_text(NORMALISED, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
     # Batches of 32 would leave one of the 65 images alone, without statistics.
     config = RunConfig.from_options(
         clients=3,
         rounds=2,
         train_size=365,
         server_images=65,
-        model="normalised_for_kd:build",
+        model=normalised,
         workers=1,
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    model = workers.initial(0)
-    ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, 2, frozenset()):
-        ledger.append(round_)
-    federation = federation_for(prepared, workers)
-    result = KD()(UnlearnRequest(ledger, frozenset({TARGET}), federation))
+    run = trained_in_memory(config)
+    result = KD()(run.request())
     assert "buffers" in result.warnings[0]
-    logits = federation.trainer.predict(
-        result.model(ledger.final), to_model_input(prepared.dataset.test_images)
-    )
-    assert np.mean(logits.argmax(axis=1) == prepared.dataset.test_labels) > 0.5
+    assert run.main(result.model(run.ledger.final)) > 0.5
 
 
 def test_it_needs_the_history_and_images() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from fastfedul import FastFedUL, Scalar, forget
 from fastfedul.records import StorageDtype
-from tests.conftest import error_bound
 from tests.support.histories import (
     LAYOUT,
     TARGET,
@@ -18,6 +17,7 @@ from tests.support.histories import (
     recorded,
     steps_of,
 )
+from tests.support.stored_vectors import error_bound
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
