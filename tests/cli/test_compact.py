@@ -6,35 +6,15 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from tests.support.commands import COMMAND, run, run_json
 
 NAMES = ("ann", "bob", "cyd")
-COMMAND = [sys.executable, "-m", "fastfedul"]
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        stdin=subprocess.DEVNULL,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,10 @@ from fastfedul import (
     add_request,
 )
 from fastfedul.rng import stream
+from tests.support.commands import COMMAND, one_line, run, run_json
 
 pytest.importorskip("cryptography")
 
-COMMAND = (sys.executable, "-m", "fastfedul")
 NAMES = ("ann", "bob", "cyd")
 
 
@@ -38,26 +37,6 @@ def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTFEDUL_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
-
-
-def one_line(found: subprocess.CompletedProcess[str]) -> str:
-    [line] = found.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 @pytest.fixture

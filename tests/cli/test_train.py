@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastfedul import LedgerReader
 from fastfedul.runs.config import RunConfig
+from tests.support.commands import COMMAND, one_line, run, run_json
 
 pytest.importorskip("torch")
 
-COMMAND = (sys.executable, "-m", "fastfedul")
 QUICK = ("--train-size", 200, "--clients", 3, "--epochs", 1, "--workers", 1)
 NAMED_OPTIONS = (
     *("data", "train-size", "clients", "per-round", "rounds", "epochs", "batch-size"),
@@ -34,20 +31,6 @@ NAMED_OPTIONS = (
     *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
     *("method", "skew", "damping", "erase", "keep-history"),
 )
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
-    return found
 
 
 def members_of(group: int) -> list[str]:
@@ -63,12 +46,6 @@ def members_of(group: int) -> list[str]:
         except OSError:
             continue
     return found
-
-
-def one_line(found: subprocess.CompletedProcess[str]) -> str:
-    [line] = found.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ from fastfedul.methods.protocol import (
 from fastfedul.params import Array, Flat, Params, norm
 from fastfedul.records import ClientId, ClientUpdate, Model, Round
 from fastfedul.runs.config import RunConfig
+from tests.support.by_hand import Updates, ledger_from
 from tests.support.small_run import SmallRun, trained_in_memory
 
 LAYOUT = Params.of({"w": np.zeros(2), "b": np.zeros(2)}).layout
 Vector = tuple[float, float, float, float]
-Updates = Mapping[ClientId, tuple[float, Vector]]
 
 
 def params(*values: float) -> Params:
@@ -88,18 +88,7 @@ class Answers:
 
 
 def ledger_of(*rounds: Updates, aggregation: str = "mean") -> MemoryLedger:
-    ledger = MemoryLedger.create(Model(params(1, 1, 1, 1)), aggregation=aggregation)
-    for index, updates in enumerate(rounds):
-        ledger.append(
-            Round(
-                index,
-                tuple(
-                    ClientUpdate(name, share, params(*values))
-                    for name, (share, values) in updates.items()
-                ),
-            )
-        )
-    return ledger
+    return ledger_from(params(1, 1, 1, 1), *rounds, aggregation=aggregation)
 
 
 def request_of(

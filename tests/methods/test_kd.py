@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,6 @@ import pytest
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.trainer import (
-    Inputs,
-    Labels,
-    LocalTraining,
-    Logits,
     TrainingError,
 )
 from fastfedul.ledger.keeping import Keep
@@ -21,20 +17,15 @@ from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.views import KeptView
 from fastfedul.methods.kd import KD, soft_labels, subtracted
 from fastfedul.methods.protocol import Needs, UnlearnRequest, measured
-from fastfedul.params import Array, Flat, Params, dot, norm
+from fastfedul.params import Params, dot, norm
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from tests.support.small_run import SmallRun, trained_in_memory
+from tests.support.by_hand import Slope, WithoutGradient, params
+from tests.support.small_run import TARGET, SmallRun, trained_in_memory
 
-TARGET = "client-0"
-LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
 PLAIN = KD(epochs=0)
 """Subtraction without distillation."""
-
-
-def params(*values: float) -> Params:
-    return Params(LAYOUT, np.array(values, np.float32))
 
 
 def update(name: str, share: float, *values: float, **rest: Any) -> ClientUpdate:
@@ -113,53 +104,26 @@ def test_soft_labels_by_hand() -> None:
     np.testing.assert_allclose(soft_labels(logits[:1], 1.0), [[0.1, 0.9]], rtol=1e-6)
 
 
-@dataclass(frozen=True)
-class Slope:
-    """A trainer whose loss falls the same way everywhere."""
-
-    rise: tuple[float, float]
-
-    def initial(self, seed: int) -> Model:
-        return Model(params(0, 0))
-
-    def train(
-        self,
-        model: Model,
-        inputs: Inputs,
-        labels: Labels,
-        rng: np.random.Generator,
-        local: LocalTraining | None = None,
-    ) -> Model:
-        return model
-
-    def predict(self, model: Model, inputs: Inputs) -> Logits:
-        return np.zeros((len(inputs), 2), np.float32)
-
-    def gradient(
-        self, model: Model, inputs: Inputs, targets: Array, temperature: float = 1.0
-    ) -> tuple[float, Flat]:
-        assert temperature == 3
-        return 0.0, np.array(self.rise, np.float32)
-
-
 def test_steps_of_the_distillation_by_hand() -> None:
     method = KD(temperature=3, lr=0.1, momentum=0.5, epochs=1, batch_size=2)
     inputs, answers = np.zeros((4, 1, 1, 1), np.float32), np.full((4, 2), 0.5)
     start = Model(params(1, 1))
-    steps = method.distil(Slope((1, -2)), start, inputs, answers, stream(0, "test"))
+    trainer = Slope((1, -2))
+    steps = method.distil(trainer, start, inputs, answers, stream(0, "test"))
     # T^2 is 9: velocities (1, -2), (1.5, -3) times 0.9 are taken off.
     seen = [step.params.flat for step in steps]
     np.testing.assert_allclose(seen, [[0.1, 2.8], [-1.25, 5.5]], rtol=1e-5)
+    assert trainer.temperatures == [3, 3]
 
 
 def test_a_distillation_that_runs_away_is_an_error() -> None:
     method = KD(temperature=3)
     given = np.zeros((4, 1, 1, 1), np.float32), np.full((4, 2), 0.5)
-    steps = method.distil(
-        Slope((np.nan, 0)), Model(params(1, 1)), *given, stream(0, "test")
-    )
+    trainer = Slope((np.nan, 0))
+    steps = method.distil(trainer, Model(params(1, 1)), *given, stream(0, "test"))
     with pytest.raises(TrainingError, match="ran away"):
         next(steps)
+    assert trainer.temperatures == [3]
 
 
 def divergence(run: SmallRun, model: Model, temperature: float = 2.0) -> float:
@@ -297,15 +261,10 @@ def test_without_a_federation_it_is_refused(small_run: SmallRun) -> None:
 
 
 def test_a_trainer_without_gradients_is_refused(small_run: SmallRun) -> None:
-    class Plain:
-        initial = Slope.initial
-        train = Slope.train
-        predict = Slope.predict
-
     request = small_run.request()
     assert request.federation is not None
-    federation = replace(request.federation, trainer=Plain())
-    with pytest.raises(UnlearnRefusedError, match="Plain gives none"):
+    federation = replace(request.federation, trainer=WithoutGradient())
+    with pytest.raises(UnlearnRefusedError, match="WithoutGradient gives none"):
         KD()(replace(request, federation=federation))
 
 

@@ -16,15 +16,8 @@ from fastfedul.methods.protocol import Needs, measured
 from fastfedul.params import Array, Params
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
-from tests.support.pga import (
-    LAYOUT,
-    Same,
-    Slope,
-    flat,
-    model_at,
-    one_round,
-    tiny_request,
-)
+from tests.support.by_hand import LAYOUT, Slope, WithoutGradient, flat, model_at
+from tests.support.pga import Same, one_round, tiny_request
 
 EQUAL = (("a", 0.25, (6.0, 0.0)), ("b", 0.25, (2.0, 4.0)))
 REST = (("c", 0.25, (1.0, 8.0)), ("d", 0.25, (3.0, 0.0)))
@@ -174,13 +167,10 @@ def test_it_needs_the_target_and_whoever_trains_afterwards() -> None:
 
 
 def test_a_trainer_without_gradients_is_refused() -> None:
-    class Plain:
-        initial = Slope.initial
-        train = Slope.train
-        predict = Slope.predict
-
-    request = tiny_request(one_round(*EQUAL, *REST), FOUR, "a", trainer=Plain())
-    with pytest.raises(UnlearnRefusedError, match="Plain gives none"):
+    request = tiny_request(
+        one_round(*EQUAL, *REST), FOUR, "a", trainer=WithoutGradient()
+    )
+    with pytest.raises(UnlearnRefusedError, match="WithoutGradient gives none"):
         PGA()(request)
 
 

@@ -20,8 +20,7 @@ from fastfedul.params import Array, Flat, norm
 from fastfedul.records import Model, UpdateEntry, VectorRef
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from tests.support.pga import TARGET
-from tests.support.small_run import SmallRun, trained_in_memory
+from tests.support.small_run import TARGET, SmallRun, trained_in_memory
 
 
 @dataclass

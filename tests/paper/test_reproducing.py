@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.commands import run_program
+
 pytest.importorskip("torch", reason="training needs the extra torch")
 
 
@@ -27,16 +29,7 @@ EVERYTHING = ["all", "--scale", "smoke", "--seeds", "1"]
 
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=550,
-        cwd=ROOT,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    return run_program(*COMMAND, *arguments, code=code, cwd=ROOT, timeout=550)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.commands import run as run_command
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
@@ -53,14 +53,7 @@ def found(run: Path) -> Comparison:
 
 
 def fastfedul(*arguments: object, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    done = run_command(*arguments, code=code)
     return done.stdout if code == 0 else done.stderr
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.commands import run as fastfedul
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
@@ -47,18 +47,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder.parent / "own.npz", images=server.images, labels=server.labels)
     np.savez(folder.parent / "bare.npz", images=server.images)
     return folder
-
-
-def fastfedul(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 BEFORE, AFTER = (

@@ -12,50 +12,12 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import Schedule, Weighting
-from fastfedul.federation.trainer import Inputs, Labels, LocalTraining, Logits
+from fastfedul.federation.trainer import LocalTraining, Logits
 from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.methods.protocol import UnlearnRequest
-from fastfedul.params import Array, Flat, Params
+from fastfedul.params import Array
 from fastfedul.records import ClientUpdate, Model, Round
-
-TARGET = "client-0"
-LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
-
-
-def flat(*values: float) -> Flat:
-    return np.array(values, np.float32)
-
-
-def model_at(*values: float) -> Model:
-    return Model(Params(LAYOUT, flat(*values)))
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A trainer whose loss rises the same way everywhere."""
-
-    rise: tuple[float, float] = (0.0, 0.0)
-
-    def initial(self, seed: int) -> Model:
-        return model_at(100, 0)
-
-    def train(
-        self,
-        model: Model,
-        inputs: Inputs,
-        labels: Labels,
-        rng: np.random.Generator,
-        local: LocalTraining | None = None,
-    ) -> Model:
-        return model
-
-    def predict(self, model: Model, inputs: Inputs) -> Logits:
-        return np.zeros((len(inputs), 2), np.float32)
-
-    def gradient(
-        self, model: Model, inputs: Inputs, targets: Array, temperature: float = 1.0
-    ) -> tuple[float, Flat]:
-        return 0.0, flat(*self.rise)
+from tests.support.by_hand import Slope, model_at, params
 
 
 @dataclass(frozen=True)
@@ -83,7 +45,7 @@ class Same:
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
         self.asked.append((index, tuple(clients)))
-        update = Params(LAYOUT, flat(*self.delta))
+        update = params(*self.delta)
         return [LocalResult(update, self.buffers) for _ in clients]
 
     def predict(self, model: Model, name: str) -> Logits:
@@ -123,7 +85,7 @@ def one_round(
     """Return a ledger whose one round starts from the origin."""
     ledger = MemoryLedger.create(model_at(0, 0))
     entries = [
-        ClientUpdate(name, share, Params(LAYOUT, flat(*delta)), kept=kept)
+        ClientUpdate(name, share, params(*delta), kept=kept)
         for name, share, delta in updates
     ]
     ledger.append(Round(0, tuple(entries)))

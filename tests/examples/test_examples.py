@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,13 @@ from typing import Any
 import pytest
 
 from fastfedul import LedgerReader
+from tests.support.commands import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_numpy_federation_forgets_its_poisoner() -> None:
-    found = subprocess.run(
-        [sys.executable, EXAMPLES / "digits_numpy.py"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    found = run_program(sys.executable, EXAMPLES / "digits_numpy.py")
     rows = {
         name: [float(value) for value in re.findall(r"([\d.]+)%", line)]
         for line in found.stdout.splitlines()
@@ -38,15 +32,7 @@ def test_the_numpy_federation_forgets_its_poisoner() -> None:
 
 
 def run(folder: Path, *arguments: object, code: int = 0) -> str:
-    found = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
+    found = run_program(sys.executable, *arguments, code=code, cwd=folder)
     return found.stderr if code else found.stdout
 
 
