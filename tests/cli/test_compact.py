@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from fastfedul import DiskLedger, LedgerReader, Model, Params
 from tests.support.commands import COMMAND, run, run_json
+from tests.support.rounds import random_round
 
 NAMES = ("ann", "bob", "cyd")
 
@@ -24,15 +25,7 @@ def ledger(tmp_path: Path) -> Path:
     start = Params.of({"w": np.zeros(500, np.float32)})
     with DiskLedger.create(tmp_path / "ledger", Model(start)) as made:
         for index in range(6):
-            updates = tuple(
-                ClientUpdate(
-                    name,
-                    1 / 3,
-                    Params(start.layout, rng.standard_normal(500).astype(np.float32)),
-                )
-                for name in NAMES
-            )
-            made.append(Round(index, updates))
+            made.append(random_round(index, NAMES, start.layout, rng))
     return tmp_path / "ledger"
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
 from tests.support.commands import COMMAND, one_line, run, run_json
+from tests.support.rounds import random_round
 
 NAMES = ("ann", "bob", "cyd")
 
@@ -32,15 +33,7 @@ def ledger(tmp_path: Path) -> Path:
     with DiskLedger.create(path, Model(start, buffers)) as made:
         for index in range(4):
             names = NAMES if index < 3 else NAMES[:2]
-            updates = tuple(
-                ClientUpdate(
-                    name,
-                    1 / len(names),
-                    Params(start.layout, rng.standard_normal(28).astype(np.float32)),
-                )
-                for name in names
-            )
-            made.append(Round(index, updates))
+            made.append(random_round(index, names, start.layout, rng))
     return path
 
 
