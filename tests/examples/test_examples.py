@@ -55,6 +55,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trainer_of_ones_own_trains_compares_and_forgets(clinics: Path) -> None:
     options = (*TUMOURS, *FLIPPED, "--rounds", 15)
     trained = run_json(clinics, "train", "run", *options, "--workers", 1)
@@ -78,12 +79,14 @@ def test_a_trainer_of_ones_own_trains_compares_and_forgets(clinics: Path) -> Non
     assert run_json(clinics, "evaluate", "run")["forgotten"] == ["Bergen"]
 
 
+@pytest.mark.slow
 def test_the_example_forgets_while_it_trains(clinics: Path) -> None:
     options = (*TUMOURS, *FLIPPED, "--forget", "Bergen@5", "--damping", 0.07)
     run_json(clinics, "train", "planned", *options, "--rounds", 8)
     assert run_json(clinics, "evaluate", "planned")["forgotten"] == ["Bergen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -109,6 +112,7 @@ def test_what_the_example_cannot_do_is_said_in_one_line(
     assert not (clinics / "bad").exists()
 
 
+@pytest.mark.slow
 def test_a_client_of_the_file_that_never_took_part_is_known(clinics: Path) -> None:
     options = (*TUMOURS, "--rounds", 1, "--per-round", 1)
     run_json(clinics, "train", "short", *options)

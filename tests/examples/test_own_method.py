@@ -16,6 +16,8 @@ from fastfedul import DiskLedger, Model, Params
 from fastfedul.rng import stream
 from tests.support.rounds import random_round
 
+pytestmark = pytest.mark.deploy
+
 PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "own_method"
 
 

@@ -74,6 +74,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
     return Reproduced(folder, first, code)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_interrupted_it_goes_on_and_keeps_what_was_done(reproduced: Reproduced) -> None:
     assert reproduced.interrupted_with == 130
@@ -90,6 +91,7 @@ def test_interrupted_it_goes_on_and_keeps_what_was_done(reproduced: Reproduced) 
     assert not any((reproduced.folder / "runs").iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_time_nothing_is_computed(reproduced: Reproduced) -> None:
     before = cells_in(reproduced.folder)
     text = run(*EVERYTHING, "--out", reproduced.folder, "--json").stdout
@@ -99,6 +101,7 @@ def test_a_second_time_nothing_is_computed(reproduced: Reproduced) -> None:
     assert all(Path(path).is_file() for path in facts["files"])
 
 
+@pytest.mark.slow
 def test_every_name_has_a_page_a_table_and_plots(reproduced: Reproduced) -> None:
     for name in EXPERIMENTS:
         page = (reproduced.folder / f"{name}.md").read_text("utf-8")
@@ -110,6 +113,7 @@ def test_every_name_has_a_page_a_table_and_plots(reproduced: Reproduced) -> None
             assert list(reproduced.folder.glob(f"{name}-*.svg"))
 
 
+@pytest.mark.slow
 def test_the_story_of_the_paper_shows_already_on_digits(reproduced: Reproduced) -> None:
     for name in ("edge-case", "pixel"):
         with (reproduced.folder / f"{name}.csv").open(newline="") as file:
@@ -134,6 +138,7 @@ def test_the_story_of_the_paper_shows_already_on_digits(reproduced: Reproduced) 
         assert seconds["fast-fedul"] < seconds["retrained"]
 
 
+@pytest.mark.slow
 def test_the_criteria_name_every_method_of_the_paper(reproduced: Reproduced) -> None:
     page = (reproduced.folder / "criteria.md").read_text("utf-8")
     first = page.split("\n## ")[0]
