@@ -66,6 +66,7 @@ def test_on_a_terminal_it_asks_first(ledger: Path) -> None:
         assert history_of(ledger) == history
 
 
+@pytest.mark.slow
 def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> None:
     before = run_json("forget", ledger, "bob", "--dry-run")
     facts = run_json("ledger", "compact", ledger, "--yes")
@@ -100,6 +101,7 @@ def small_options() -> list[str]:
     return ["--clients", "4", "--epochs", "1", "--train-size", "300", "--workers", "1"]
 
 
+@pytest.mark.slow
 def test_a_run_with_sums_trains_resumes_and_forgets(
     small_options: list[str], tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_run_with_sums_trains_resumes_and_forgets(
     assert "keeps sums" in json.dumps(shown)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_budget_and_says_what_it_dropped(
     small_options: list[str], tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_a_run_folder_will_do_in_place_of_its_ledger(
     assert run_json("forget", tmp_path, "ann", "--dry-run")["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:

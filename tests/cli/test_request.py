@@ -69,6 +69,7 @@ def await_that(what: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folder = tmp_path / "run"
@@ -159,6 +160,7 @@ def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -
     assert "No request is waiting" in run("request", "apply", ledger).stdout
 
 
+@pytest.mark.slow
 def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_broken_key_stops_everything_before_anything_is_forgotten(
     assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", ["kronecker", "scalar", "none"])
 def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
     ledger: Path, tmp_path: Path, skew: str

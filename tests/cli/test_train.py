@@ -48,6 +48,7 @@ def members_of(group: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
@@ -145,6 +146,7 @@ def test_help_fits_80_columns(verb: str) -> None:
     assert "..." not in found.stdout.replace("[OPTIONS]", "")
 
 
+@pytest.mark.slow
 def test_a_log_gets_a_line_for_each_round(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = run("train", folder, *QUICK, "--rounds", 3, "--attack", "pixel")
@@ -205,6 +207,7 @@ def test_a_very_narrow_terminal_gives_up_the_accuracy_first(tmp_path: Path) -> N
     assert re.search(r"round +\d+/12 acc.* left \d+:\d\d:\d\d", text)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*QUICK[:-1], 2, "--rounds", 400]
@@ -272,6 +275,7 @@ def suggested(found: subprocess.CompletedProcess[str], folder: Path) -> str | No
     return last.removeprefix(told) if last.startswith(told) else None
 
 
+@pytest.mark.slow
 def test_only_a_client_that_is_still_there_is_proposed_for_forgetting(
     tmp_path: Path,
 ) -> None:
@@ -289,6 +293,7 @@ def test_only_a_client_that_is_still_there_is_proposed_for_forgetting(
     assert suggested(run("train", folder, "--resume"), folder) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("where", ["import", "build", "forward", "training"])
 def test_a_model_that_ends_the_program_gets_one_line(
@@ -314,6 +319,7 @@ def test_a_model_that_ends_the_program_gets_one_line(
     assert "SystemExit: 3" in one_line(found)
 
 
+@pytest.mark.slow
 def test_a_client_that_was_never_drawn_is_not_taken_for_another(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("train", folder, *QUICK, "--rounds", 1, "--per-round", 1)

@@ -125,6 +125,7 @@ def can_mount(folder: Path) -> bool:
     return tried.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "limit"), [("rounds", 300), ("sums", 40), ("sums", 64)]
 )

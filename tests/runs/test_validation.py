@@ -114,6 +114,7 @@ def test_a_model_that_does_better_has_a_drop_below_zero() -> None:
     assert found.interval[1] < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["own.npz", "bare.npz"])
 def test_the_command_reports_how_the_cleaned_model_does(run: Path, file: str) -> None:
     asked = ("forget", run, "client-0", "--validation", run.parent / file, "--dry-run")
@@ -131,6 +132,7 @@ def test_the_command_reports_how_the_cleaned_model_does(run: Path, file: str) ->
     assert said in shown
 
 
+@pytest.mark.slow
 def test_a_result_that_loses_more_than_allowed_is_not_written(
     run: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from tests.support.damage import (
 from tests.support.disk_ledgers import problems_of
 
 
+@pytest.mark.slow
 @BOTH_KINDS
 def test_flipped_bits_of_the_index_never_give_a_wrong_answer(
     damaged: Path, truth: dict[str, object]
