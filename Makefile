@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-fast check bench clean
 
 setup: .venv/.installed
 
@@ -22,6 +22,11 @@ check: setup
 
 test: check
 	$(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
+
+# For a contributor between two edits: no training of many rounds, no simulation, no
+# browser, no deployment. Not what a change must pass; that is `make test`.
+test-fast: setup
+	$(BIN)/pytest -q --numprocesses 2 --dist loadfile -m "not slow and not deploy"
 
 bench: setup
 	$(BIN)/python benchmarks/unlearn.py

@@ -1,4 +1,4 @@
-"""The shape of the package: rooms in one order, a core that knows no framework."""
+"""The shape of the package and its tests: rooms in one order, short files of tests."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ FRAMEWORKS = {
     *("cryptography", "jinja2", "PIL"),
 }
 CORE = {"numpy", "safetensors", "blake3", "xxhash", "threadpoolctl", "fastfedul"}
+LONGEST_TEST_FILE = 600
+"""Lines. A longer file of tests is about more than one idea."""
 PLANTED = {
     "ledger/chain.py": "from fastfedul.methods.registry import METHODS",
     "methods/kd.py": "from fastfedul.integrations.torch import TorchTrainer",
@@ -107,3 +109,14 @@ def test_every_public_name_exists() -> None:
     for name in fastfedul.__all__:
         assert hasattr(fastfedul, name)
     assert list(fastfedul.__all__) == sorted(fastfedul.__all__)
+
+
+def test_no_file_of_tests_is_about_more_than_one_idea() -> None:
+    files = [*(ROOT / "tests").rglob("*.py")]
+    assert files
+    long = {
+        str(file.relative_to(ROOT)): count
+        for file in files
+        if (count := len(file.read_text("utf-8").splitlines())) > LONGEST_TEST_FILE
+    }
+    assert long == {}, f"split these by ideas, builders go to tests/support: {long}"

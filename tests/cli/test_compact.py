@@ -6,35 +6,16 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from fastfedul import DiskLedger, LedgerReader, Model, Params
+from tests.support.commands import COMMAND, run, run_json
+from tests.support.rounds import random_round
 
 NAMES = ("ann", "bob", "cyd")
-COMMAND = [sys.executable, "-m", "fastfedul"]
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        stdin=subprocess.DEVNULL,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
 
 
 @pytest.fixture
@@ -44,15 +25,7 @@ def ledger(tmp_path: Path) -> Path:
     start = Params.of({"w": np.zeros(500, np.float32)})
     with DiskLedger.create(tmp_path / "ledger", Model(start)) as made:
         for index in range(6):
-            updates = tuple(
-                ClientUpdate(
-                    name,
-                    1 / 3,
-                    Params(start.layout, rng.standard_normal(500).astype(np.float32)),
-                )
-                for name in NAMES
-            )
-            made.append(Round(index, updates))
+            made.append(random_round(index, NAMES, start.layout, rng))
     return tmp_path / "ledger"
 
 
@@ -93,6 +66,7 @@ def test_on_a_terminal_it_asks_first(ledger: Path) -> None:
         assert history_of(ledger) == history
 
 
+@pytest.mark.slow
 def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> None:
     before = run_json("forget", ledger, "bob", "--dry-run")
     facts = run_json("ledger", "compact", ledger, "--yes")
@@ -127,6 +101,7 @@ def small_options() -> list[str]:
     return ["--clients", "4", "--epochs", "1", "--train-size", "300", "--workers", "1"]
 
 
+@pytest.mark.slow
 def test_a_run_with_sums_trains_resumes_and_forgets(
     small_options: list[str], tmp_path: Path
 ) -> None:
@@ -147,6 +122,7 @@ def test_a_run_with_sums_trains_resumes_and_forgets(
     assert "keeps sums" in json.dumps(shown)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_budget_and_says_what_it_dropped(
     small_options: list[str], tmp_path: Path
 ) -> None:

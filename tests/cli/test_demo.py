@@ -117,6 +117,7 @@ def test_ctrl_c_while_it_trains_says_how_to_go_on(tmp_path: Path) -> None:
     assert said.endswith(f"go on with: fastfedul train {folder} --resume")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_compares_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     said = interrupted(folder, (folder / "model.safetensors").exists)

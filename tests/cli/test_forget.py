@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
+from tests.support.commands import COMMAND, one_line, run, run_json
+from tests.support.rounds import random_round
 
 NAMES = ("ann", "bob", "cyd")
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
-
-
-def one_line(found: subprocess.CompletedProcess[str]) -> str:
-    [line] = found.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 @pytest.fixture
@@ -56,15 +33,7 @@ def ledger(tmp_path: Path) -> Path:
     with DiskLedger.create(path, Model(start, buffers)) as made:
         for index in range(4):
             names = NAMES if index < 3 else NAMES[:2]
-            updates = tuple(
-                ClientUpdate(
-                    name,
-                    1 / len(names),
-                    Params(start.layout, rng.standard_normal(28).astype(np.float32)),
-                )
-                for name in names
-            )
-            made.append(Round(index, updates))
+            made.append(random_round(index, names, start.layout, rng))
     return path
 
 
@@ -231,6 +200,7 @@ def test_a_run_folder_will_do_in_place_of_its_ledger(
     assert run_json("forget", tmp_path, "ann", "--dry-run")["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -328,7 +298,7 @@ def test_a_dry_run_computes_the_model_that_forgetting_gives(
 def test_output_that_cannot_be_written_gets_one_line(ledger: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "fastfedul", "ledger", "clients", str(ledger)],
+            [*COMMAND, "ledger", "clients", str(ledger)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +21,13 @@ from fastfedul import (
     Params,
     Round,
 )
+from tests.support.commands import one_line, run
 
-COMMAND = (sys.executable, "-m", "fastfedul")
 LONG = "x" * 300
 POWERLESS = (
     ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
 )
 """What takes from the superuser the right to read and write everything."""
-
-
-def run(
-    *arguments: object, code: int = 0, before: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*before, *COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
 
 
 def verified(path: Path, code: int) -> dict[str, Any]:
@@ -53,7 +37,7 @@ def verified(path: Path, code: int) -> dict[str, Any]:
 
 
 def refused(*arguments: object, before: tuple[str, ...] = ()) -> str:
-    [line] = run(*arguments, code=1, before=before).stderr.strip().splitlines()
+    line = one_line(run(*arguments, code=1, before=before))
     assert line.startswith("error: ")
     return line
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,10 @@ from fastfedul import (
     add_request,
 )
 from fastfedul.rng import stream
+from tests.support.commands import COMMAND, one_line, run, run_json
 
 pytest.importorskip("cryptography")
 
-COMMAND = (sys.executable, "-m", "fastfedul")
 NAMES = ("ann", "bob", "cyd")
 
 
@@ -38,26 +37,6 @@ def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTFEDUL_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
-
-
-def one_line(found: subprocess.CompletedProcess[str]) -> str:
-    [line] = found.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 @pytest.fixture
@@ -90,6 +69,7 @@ def await_that(what: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folder = tmp_path / "run"
@@ -180,6 +160,7 @@ def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -
     assert "No request is waiting" in run("request", "apply", ledger).stdout
 
 
+@pytest.mark.slow
 def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +209,7 @@ def test_a_broken_key_stops_everything_before_anything_is_forgotten(
     assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", ["kronecker", "scalar", "none"])
 def test_every_forgetting_has_a_certificate_and_kept_history_is_recomputed(
     ledger: Path, tmp_path: Path, skew: str

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastfedul import LedgerReader
 from fastfedul.runs.config import RunConfig
+from tests.support.commands import COMMAND, one_line, run, run_json
 
 pytest.importorskip("torch")
 
-COMMAND = (sys.executable, "-m", "fastfedul")
 QUICK = ("--train-size", 200, "--clients", 3, "--epochs", 1, "--workers", 1)
 NAMED_OPTIONS = (
     *("data", "train-size", "clients", "per-round", "rounds", "epochs", "batch-size"),
@@ -34,20 +31,6 @@ NAMED_OPTIONS = (
     *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
     *("method", "skew", "damping", "erase", "keep-history"),
 )
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(*arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
-    return found
 
 
 def members_of(group: int) -> list[str]:
@@ -65,12 +48,7 @@ def members_of(group: int) -> list[str]:
     return found
 
 
-def one_line(found: subprocess.CompletedProcess[str]) -> str:
-    [line] = found.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
+@pytest.mark.slow
 def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
@@ -168,6 +146,7 @@ def test_help_fits_80_columns(verb: str) -> None:
     assert "..." not in found.stdout.replace("[OPTIONS]", "")
 
 
+@pytest.mark.slow
 def test_a_log_gets_a_line_for_each_round(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     found = run("train", folder, *QUICK, "--rounds", 3, "--attack", "pixel")
@@ -228,6 +207,7 @@ def test_a_very_narrow_terminal_gives_up_the_accuracy_first(tmp_path: Path) -> N
     assert re.search(r"round +\d+/12 acc.* left \d+:\d\d:\d\d", text)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*QUICK[:-1], 2, "--rounds", 400]
@@ -295,6 +275,7 @@ def suggested(found: subprocess.CompletedProcess[str], folder: Path) -> str | No
     return last.removeprefix(told) if last.startswith(told) else None
 
 
+@pytest.mark.slow
 def test_only_a_client_that_is_still_there_is_proposed_for_forgetting(
     tmp_path: Path,
 ) -> None:
@@ -312,6 +293,7 @@ def test_only_a_client_that_is_still_there_is_proposed_for_forgetting(
     assert suggested(run("train", folder, "--resume"), folder) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("where", ["import", "build", "forward", "training"])
 def test_a_model_that_ends_the_program_gets_one_line(
@@ -337,6 +319,7 @@ def test_a_model_that_ends_the_program_gets_one_line(
     assert "SystemExit: 3" in one_line(found)
 
 
+@pytest.mark.slow
 def test_a_client_that_was_never_drawn_is_not_taken_for_another(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("train", folder, *QUICK, "--rounds", 1, "--per-round", 1)

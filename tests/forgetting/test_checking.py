@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfedul import (
-    ClientUpdate,
     DiskLedger,
     FastFedUL,
     InvalidInputError,
@@ -48,6 +47,7 @@ from fastfedul.forgetting.service import describe
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.rng import stream
+from tests.support.rounds import random_round
 
 pytest.importorskip("cryptography")
 
@@ -59,17 +59,7 @@ KEY, OTHER_KEY = SigningKey(bytes(range(32))), SigningKey(bytes(32))
 
 
 def round_of(index: int, clients: tuple[str, ...], start: Params = START) -> Round:
-    rng = stream(9, "auditing", index)
-    size = start.layout.size
-    updates = (
-        ClientUpdate(
-            name,
-            1 / len(clients),
-            Params(start.layout, rng.normal(size=size).astype(np.float32)),
-        )
-        for name in clients
-    )
-    return Round(index, tuple(updates))
+    return random_round(index, clients, start.layout, stream(9, "auditing", index))
 
 
 def build(path: Path) -> None:

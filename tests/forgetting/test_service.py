@@ -28,8 +28,8 @@ from fastfedul.forgetting.folder import bring_up_to_date, write_run_model
 from fastfedul.forgetting.service import NOBODY_STAYS
 from fastfedul.methods.protocol import Needs, UnlearnRequest, UnlearnResult
 from fastfedul.rng import stream
+from tests.support.rounds import random_round
 
-SIZE = 40
 CLIENTS = ("ann", "bob", "cyd")
 START = ff.Params.of({"w": np.zeros((8, 5), np.float32)})
 
@@ -55,15 +55,7 @@ def run(tmp_path: Path) -> Path:
 def record(ledger: ff.DiskLedger | ff.MemoryLedger) -> None:
     for index in range(4):
         rng = stream(3, "service", index)
-        updates = tuple(
-            ff.ClientUpdate(
-                name,
-                1 / 3,
-                ff.Params(START.layout, rng.normal(size=SIZE).astype(np.float32)),
-            )
-            for name in CLIENTS
-        )
-        ledger.append(ff.Round(index, updates))
+        ledger.append(random_round(index, CLIENTS, START.layout, rng))
 
 
 def by_python(run: Path) -> None:
@@ -268,15 +260,7 @@ def test_a_result_shows_itself_in_a_notebook_with_names_as_text() -> None:
     ledger = ff.MemoryLedger.create(ff.Model(START))
     name = "<script>alert(1)</script>"
     rng = stream(3, "notebook")
-    updates = tuple(
-        ff.ClientUpdate(
-            client,
-            0.5,
-            ff.Params(START.layout, rng.normal(size=SIZE).astype(np.float32)),
-        )
-        for client in (name, "ann")
-    )
-    ledger.append(ff.Round(0, updates))
+    ledger.append(random_round(0, (name, "ann"), START.layout, rng))
     shown = ff.preview(ledger, [name])._repr_html_()
     assert "&lt;script&gt;" in shown
     assert "<script>" not in shown

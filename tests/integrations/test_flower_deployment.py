@@ -27,6 +27,8 @@ if find_spec("flwr") is None:
 
 from deployment import Deployment, DeploymentError, Value
 
+pytestmark = pytest.mark.deploy
+
 APP = Path(__file__).parent / "deployed_app"
 CLIENTS = ("client-0", "client-1", "client-2")
 LONG = 300.0

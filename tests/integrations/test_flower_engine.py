@@ -69,6 +69,7 @@ def session_of(pid: int) -> list[str]:
     return [line for line in found.stdout.splitlines() if not line.startswith("Z")]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_on_flower_ends_with_the_same_bytes_without_it(
     simulations: Simulations, whole: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_an_interrupted_run_on_flower_ends_with_the_same_bytes_without_it(
     assert outcome(folder) == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_run_begun_without_flower_ends_with_the_same_bytes_on_it(
     simulations: Simulations, whole: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_run_begun_without_flower_ends_with_the_same_bytes_on_it(
     assert outcome(tmp_path / "run") == outcome(whole)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_one_line_and_nothing_stays(
     simulations: Simulations, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(900)
 def test_the_deploy_script_forgets_a_client(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
@@ -66,6 +67,7 @@ def test_the_deploy_script_forgets_a_client(tmp_path: Path) -> None:
     assert processes_of(folder) == []
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_deploy_script_leaves_no_process(
@@ -107,6 +109,7 @@ def test_bad_arguments_start_nothing(arguments: list[str]) -> None:
     assert "error: --" in done.stderr or "is not empty" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_app_runs_in_simulation_and_goes_on_without_a_client(
     tmp_path: Path,

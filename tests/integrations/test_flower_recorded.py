@@ -36,6 +36,8 @@ from fastfedul.runs.training import train
 if TYPE_CHECKING:
     from tests.integrations.conftest import Scenarios, Simulations
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = [f"client-{number}" for number in range(5)]
 BUFFERS = ("norm.running_mean", "norm.num_batches_tracked")
 

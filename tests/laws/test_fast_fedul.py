@@ -26,7 +26,7 @@ from fastfedul import (
 from fastfedul.ledger.protocol import WritableLedger
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.records import StorageDtype
-from tests.conftest import error_bound
+from tests.support.stored_vectors import error_bound
 
 SIZE = 7
 NAMES = ("ann", "bob", "cyd", "dan", "eve")

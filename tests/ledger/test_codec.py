@@ -14,7 +14,7 @@ from fastfedul.ledger.store.codec import SCALE_BLOCK, STORAGE_DTYPES
 from fastfedul.params import Flat
 from fastfedul.records import StorageDtype
 from fastfedul.rng import stream
-from tests.conftest import error_bound, through
+from tests.support.stored_vectors import error_bound, through
 
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_BFLOAT16 = float(np.uint32(0x7F7F0000).view(np.float32))

@@ -109,6 +109,7 @@ def test_a_pair_is_the_difference_of_two_updates(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found, left.flat - right.flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [frozenset(), frozenset({"c1", "c4"})])
 def test_pairs_scatter_as_the_updates_do(tmp_path: Path, gone: frozenset[str]) -> None:
     """Over many ledgers the mean of what the pairs say is what the updates say."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +30,7 @@ from fastfedul.params import Params
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.runs.config import RunConfig
 from fastfedul.runs.preparation import federation_for, prepare, start_workers
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
+from tests.support.small_run import SmallRun
 
 LABEL = 2
 """What the attackers of the small run want."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,7 @@ from fastfedul import (
 )
 from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.records import VectorRef
-
-LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
-Updates = Mapping[str, tuple[float, tuple[float, float]]]
-
-
-def params(*values: float) -> Params:
-    return Params(LAYOUT, np.array(values, np.float32))
+from tests.support.by_hand import Updates, ledger_from, params
 
 
 def empty(aggregation: str = "mean") -> MemoryLedger:
@@ -43,18 +36,7 @@ def empty(aggregation: str = "mean") -> MemoryLedger:
 
 
 def ledger_of(*rounds: Updates, aggregation: str = "mean") -> MemoryLedger:
-    ledger = empty(aggregation)
-    for index, updates in enumerate(rounds):
-        ledger.append(
-            Round(
-                index,
-                tuple(
-                    ClientUpdate(name, share, params(*values))
-                    for name, (share, values) in updates.items()
-                ),
-            )
-        )
-    return ledger
+    return ledger_from(params(0, 0), *rounds, aggregation=aggregation)
 
 
 def without(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import pytest
@@ -38,24 +36,11 @@ from fastfedul.methods.protocol import (
 from fastfedul.params import Array, Flat, Params, norm
 from fastfedul.records import ClientId, ClientUpdate, Model, Round
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
+from tests.support.by_hand import Updates, ledger_from
+from tests.support.small_run import SmallRun, trained_in_memory
 
 LAYOUT = Params.of({"w": np.zeros(2), "b": np.zeros(2)}).layout
 Vector = tuple[float, float, float, float]
-Updates = Mapping[ClientId, tuple[float, Vector]]
-
-NORMALISED = """
-from torch import nn
-
-
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
 
 
 def params(*values: float) -> Params:
@@ -103,18 +88,7 @@ class Answers:
 
 
 def ledger_of(*rounds: Updates, aggregation: str = "mean") -> MemoryLedger:
-    ledger = MemoryLedger.create(Model(params(1, 1, 1, 1)), aggregation=aggregation)
-    for index, updates in enumerate(rounds):
-        ledger.append(
-            Round(
-                index,
-                tuple(
-                    ClientUpdate(name, share, params(*values))
-                    for name, (share, values) in updates.items()
-                ),
-            )
-        )
-    return ledger
+    return ledger_from(params(1, 1, 1, 1), *rounds, aggregation=aggregation)
 
 
 def request_of(
@@ -408,31 +382,18 @@ def test_the_same_request_gives_the_same_bytes(small_run: SmallRun) -> None:
         assert first.params.flat.tobytes() == second.params.flat.tobytes()
 
 
-@pytest.fixture
-def normalised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "normalised_eraser_net.py").write_text(NORMALISED)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "normalised_eraser_net:build"
-    sys.modules.pop("normalised_eraser_net", None)
-
-
 def test_batch_statistics_come_from_the_others_training(normalised: str) -> None:
     config = RunConfig.from_options(
         clients=4, rounds=5, train_size=300, model=normalised, per_round=3, workers=1
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    ledger = MemoryLedger.create(workers.initial(0))
-    for round_ in rounds_of(prepared, workers, ledger.initial, 0, 5, frozenset()):
-        ledger.append(round_)
-    federation = federation_for(prepared, workers)
-    request = UnlearnRequest(ledger, frozenset({"client-1"}), federation)
-    model = FedEraser()(request).model(ledger.final)
+    run = trained_in_memory(config)
+    ledger = run.ledger
+    model = FedEraser()(run.request("client-1")).model(ledger.final)
     spread = "1.running_var"
     assert not np.array_equal(model.buffers[spread], ledger.initial.buffers[spread])
     assert not np.array_equal(model.buffers[spread], ledger.final.buffers[spread])
     # Two trained rounds, of 2 epochs' half each.
-    batches = -(-max(prepared.sizes.values()) // config.local.batch_size)
+    batches = -(-max(run.prepared.sizes.values()) // config.local.batch_size)
     assert model.buffers["1.num_batches_tracked"] == 2 * batches
 
 

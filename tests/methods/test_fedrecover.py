@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +26,10 @@ from fastfedul.params import Flat, Layout, Params, Slot
 from fastfedul.records import ClientUpdate, Model, Round, VectorRef
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
+from tests.support.small_run import SmallRun, trained_in_memory
 
 SIZE = 5
 LAYOUT = Layout((Slot("w", (SIZE,), "float32"),))
-NORMALISED = """
-from torch import nn
-
-
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
 
 
 @dataclass
@@ -420,28 +406,19 @@ def test_the_same_request_gives_the_same_bytes(small_run: SmallRun) -> None:
 
 
 def test_buffers_come_from_the_rounds_that_were_asked_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    normalised: str,
 ) -> None:
-    (tmp_path / "fedrecover_network.py").write_text(NORMALISED, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "fedrecover_network", raising=False)
     config = RunConfig.from_options(
         clients=4,
         rounds=7,
         epochs=1,
         train_size=240,
-        model="fedrecover_network:build",
+        model=normalised,
         workers=1,
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    model = workers.initial(0)
-    ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, 7, frozenset()):
-        ledger.append(round_)
-    federation = federation_for(prepared, workers)
-    request = UnlearnRequest(ledger, frozenset({"client-0"}), federation)
-    result = FedRecover()(request)
+    run = trained_in_memory(config)
+    ledger = run.ledger
+    result = FedRecover()(run.request())
     assert result.buffers is not None
     # Each of the two rounds counts the batches of its clients.
     batches = int(result.buffers["1.num_batches_tracked"])

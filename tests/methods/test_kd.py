@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.trainer import (
-    Inputs,
-    Labels,
-    LocalTraining,
-    Logits,
     TrainingError,
 )
 from fastfedul.ledger.keeping import Keep
@@ -23,32 +17,15 @@ from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.views import KeptView
 from fastfedul.methods.kd import KD, soft_labels, subtracted
 from fastfedul.methods.protocol import Needs, UnlearnRequest, measured
-from fastfedul.params import Array, Flat, Params, dot, norm
+from fastfedul.params import Params, dot, norm
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
+from tests.support.by_hand import Slope, WithoutGradient, params
+from tests.support.small_run import TARGET, SmallRun, trained_in_memory
 
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
-
-TARGET = "client-0"
-LAYOUT = Params.of({"w": np.zeros(2, np.float32)}).layout
-NORMALISED = """
-from torch import nn
-
-
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
 PLAIN = KD(epochs=0)
 """Subtraction without distillation."""
-
-
-def params(*values: float) -> Params:
-    return Params(LAYOUT, np.array(values, np.float32))
 
 
 def update(name: str, share: float, *values: float, **rest: Any) -> ClientUpdate:
@@ -127,53 +104,26 @@ def test_soft_labels_by_hand() -> None:
     np.testing.assert_allclose(soft_labels(logits[:1], 1.0), [[0.1, 0.9]], rtol=1e-6)
 
 
-@dataclass(frozen=True)
-class Slope:
-    """A trainer whose loss falls the same way everywhere."""
-
-    rise: tuple[float, float]
-
-    def initial(self, seed: int) -> Model:
-        return Model(params(0, 0))
-
-    def train(
-        self,
-        model: Model,
-        inputs: Inputs,
-        labels: Labels,
-        rng: np.random.Generator,
-        local: LocalTraining | None = None,
-    ) -> Model:
-        return model
-
-    def predict(self, model: Model, inputs: Inputs) -> Logits:
-        return np.zeros((len(inputs), 2), np.float32)
-
-    def gradient(
-        self, model: Model, inputs: Inputs, targets: Array, temperature: float = 1.0
-    ) -> tuple[float, Flat]:
-        assert temperature == 3
-        return 0.0, np.array(self.rise, np.float32)
-
-
 def test_steps_of_the_distillation_by_hand() -> None:
     method = KD(temperature=3, lr=0.1, momentum=0.5, epochs=1, batch_size=2)
     inputs, answers = np.zeros((4, 1, 1, 1), np.float32), np.full((4, 2), 0.5)
     start = Model(params(1, 1))
-    steps = method.distil(Slope((1, -2)), start, inputs, answers, stream(0, "test"))
+    trainer = Slope((1, -2))
+    steps = method.distil(trainer, start, inputs, answers, stream(0, "test"))
     # T^2 is 9: velocities (1, -2), (1.5, -3) times 0.9 are taken off.
     seen = [step.params.flat for step in steps]
     np.testing.assert_allclose(seen, [[0.1, 2.8], [-1.25, 5.5]], rtol=1e-5)
+    assert trainer.temperatures == [3, 3]
 
 
 def test_a_distillation_that_runs_away_is_an_error() -> None:
     method = KD(temperature=3)
     given = np.zeros((4, 1, 1, 1), np.float32), np.full((4, 2), 0.5)
-    steps = method.distil(
-        Slope((np.nan, 0)), Model(params(1, 1)), *given, stream(0, "test")
-    )
+    trainer = Slope((np.nan, 0))
+    steps = method.distil(trainer, Model(params(1, 1)), *given, stream(0, "test"))
     with pytest.raises(TrainingError, match="ran away"):
         next(steps)
+    assert trainer.temperatures == [3]
 
 
 def divergence(run: SmallRun, model: Model, temperature: float = 2.0) -> float:
@@ -311,15 +261,10 @@ def test_without_a_federation_it_is_refused(small_run: SmallRun) -> None:
 
 
 def test_a_trainer_without_gradients_is_refused(small_run: SmallRun) -> None:
-    class Plain:
-        initial = Slope.initial
-        train = Slope.train
-        predict = Slope.predict
-
     request = small_run.request()
     assert request.federation is not None
-    federation = replace(request.federation, trainer=Plain())
-    with pytest.raises(UnlearnRefusedError, match="Plain gives none"):
+    federation = replace(request.federation, trainer=WithoutGradient())
+    with pytest.raises(UnlearnRefusedError, match="WithoutGradient gives none"):
         KD()(replace(request, federation=federation))
 
 
@@ -339,32 +284,21 @@ def test_who_has_left_cannot_leave_again(small_run: SmallRun) -> None:
 
 
 def test_batch_normalisation_is_carried_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    normalised: str,
 ) -> None:
-    (tmp_path / "normalised_for_kd.py").write_text(NORMALISED, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
     # Batches of 32 would leave one of the 65 images alone, without statistics.
     config = RunConfig.from_options(
         clients=3,
         rounds=2,
         train_size=365,
         server_images=65,
-        model="normalised_for_kd:build",
+        model=normalised,
         workers=1,
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    model = workers.initial(0)
-    ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, 2, frozenset()):
-        ledger.append(round_)
-    federation = federation_for(prepared, workers)
-    result = KD()(UnlearnRequest(ledger, frozenset({TARGET}), federation))
+    run = trained_in_memory(config)
+    result = KD()(run.request())
     assert "buffers" in result.warnings[0]
-    logits = federation.trainer.predict(
-        result.model(ledger.final), to_model_input(prepared.dataset.test_images)
-    )
-    assert np.mean(logits.argmax(axis=1) == prepared.dataset.test_labels) > 0.5
+    assert run.main(result.model(run.ledger.final)) > 0.5
 
 
 def test_it_needs_the_history_and_images() -> None:

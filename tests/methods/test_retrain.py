@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,67 +10,22 @@ import pytest
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.clients import Clients
 from fastfedul.federation.rounds import participants
-from fastfedul.federation.workers.pool import Workers
 from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.methods.protocol import Needs, UnlearnRequest, measured
 from fastfedul.methods.retrain import Retrain
 from fastfedul.params import Params
 from fastfedul.records import Model
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import (
-    Prepared,
-    federation_for,
-    prepare,
-    retrain,
-    rounds_of,
-    start_workers,
-)
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
-
-NORMALISED = """
-from torch import nn
+from fastfedul.runs.preparation import retrain, rounds_of
+from tests.support.small_run import SmallRun, TrainedRun, trained_in_memory
 
 
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
-
-
-@dataclass(frozen=True)
-class Run:
-    prepared: Prepared
-    workers: Workers
-    ledger: MemoryLedger
-
-    def request(self, *forget: str) -> UnlearnRequest:
-        federation = federation_for(self.prepared, self.workers)
-        return UnlearnRequest(self.ledger, frozenset(forget), federation)
-
-
-def trained(**options: object) -> Run:
+def trained(**options: object) -> TrainedRun:
     config = RunConfig.from_options(
         **{"clients": 5, "rounds": 3, "epochs": 1, "train_size": 300, "workers": 1}
         | options
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    model = workers.initial(config.seed)
-    ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, config.rounds, frozenset()):
-        ledger.append(round_)
-    return Run(prepared, workers, ledger)
-
-
-@pytest.fixture
-def normalised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "normalised_net.py").write_text(NORMALISED)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "normalised_net:build"
-    sys.modules.pop("normalised_net", None)
+    return trained_in_memory(config)
 
 
 def assert_same(found: Model, expected: Model) -> None:

@@ -12,9 +12,9 @@ import pytest
 from fastfedul.runs.config import RunConfig
 from paper.cells import Cell, CellStore
 from paper.experiments import Line
-from tests.methods.conftest import small_run
+from tests.methods.conftest import normalised, small_run
 
-__all__ = ["small_run"]
+__all__ = ["normalised", "small_run"]
 
 Fill = Callable[[Sequence[Line]], CellStore]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from fastfedul import DiskLedger
-from fastfedul.data.dataset import ClientData, to_model_input
+from fastfedul.data.dataset import ClientData
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.rounds import Schedule
@@ -36,25 +36,13 @@ from fastfedul.params import Array, Flat, Layout, Params, Slot
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.preparation import federation_for, prepare, rounds_of, start_workers
 from paper.board.measured import Measured, ServerTraining
-
-if TYPE_CHECKING:
-    from tests.methods.conftest import SmallRun
+from tests.support.small_run import SmallRun, trained_in_memory
 
 TARGET = "client-0"
 SIZE = 4
 LAYOUT = Layout((Slot("w", (SIZE,), "float32"),))
 LOCAL = LocalTraining(batch_size=2, lr=0.1, momentum=0.5, weight_decay=0.02)
-NORMALISED = """
-from torch import nn
-
-
-def build(image_shape, num_classes):
-    height, width, channels = image_shape
-    size = height * width * channels
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 10))
-"""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -365,31 +353,20 @@ def test_too_small_a_sample_is_refused_and_a_small_one_warned_of(
 
 
 def test_batch_normalisation_is_carried_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    normalised: str,
 ) -> None:
-    (tmp_path / "normalised_for_measured.py").write_text(NORMALISED, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
     config = RunConfig.from_options(
         clients=3,
         rounds=3,
         train_size=365,
         server_images=65,
-        model="normalised_for_measured:build",
+        model=normalised,
         workers=1,
     )
-    prepared = prepare(config)
-    workers = start_workers(prepared)
-    model = workers.initial(0)
-    ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, 3, frozenset()):
-        ledger.append(round_)
-    federation = federation_for(prepared, workers)
-    result = Measured()(UnlearnRequest(ledger, frozenset({TARGET}), federation))
+    run = trained_in_memory(config)
+    result = Measured()(run.request())
     assert result.warnings == (OLD_BUFFERS,)
-    logits = federation.trainer.predict(
-        result.model(ledger.final), to_model_input(prepared.dataset.test_images)
-    )
-    assert np.mean(logits.argmax(axis=1) == prepared.dataset.test_labels) > 0.5
+    assert run.main(result.model(run.ledger.final)) > 0.5
 
 
 def test_it_needs_the_history_and_images() -> None:

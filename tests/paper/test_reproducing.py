@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.commands import run_program
+
 pytest.importorskip("torch", reason="training needs the extra torch")
 
 
@@ -27,16 +29,7 @@ EVERYTHING = ["all", "--scale", "smoke", "--seeds", "1"]
 
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=550,
-        cwd=ROOT,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    return run_program(*COMMAND, *arguments, code=code, cwd=ROOT, timeout=550)
 
 
 @dataclass(frozen=True)
@@ -81,6 +74,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
     return Reproduced(folder, first, code)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_interrupted_it_goes_on_and_keeps_what_was_done(reproduced: Reproduced) -> None:
     assert reproduced.interrupted_with == 130
@@ -97,6 +91,7 @@ def test_interrupted_it_goes_on_and_keeps_what_was_done(reproduced: Reproduced) 
     assert not any((reproduced.folder / "runs").iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_time_nothing_is_computed(reproduced: Reproduced) -> None:
     before = cells_in(reproduced.folder)
     text = run(*EVERYTHING, "--out", reproduced.folder, "--json").stdout
@@ -106,6 +101,7 @@ def test_a_second_time_nothing_is_computed(reproduced: Reproduced) -> None:
     assert all(Path(path).is_file() for path in facts["files"])
 
 
+@pytest.mark.slow
 def test_every_name_has_a_page_a_table_and_plots(reproduced: Reproduced) -> None:
     for name in EXPERIMENTS:
         page = (reproduced.folder / f"{name}.md").read_text("utf-8")
@@ -117,6 +113,7 @@ def test_every_name_has_a_page_a_table_and_plots(reproduced: Reproduced) -> None
             assert list(reproduced.folder.glob(f"{name}-*.svg"))
 
 
+@pytest.mark.slow
 def test_the_story_of_the_paper_shows_already_on_digits(reproduced: Reproduced) -> None:
     for name in ("edge-case", "pixel"):
         with (reproduced.folder / f"{name}.csv").open(newline="") as file:
@@ -141,6 +138,7 @@ def test_the_story_of_the_paper_shows_already_on_digits(reproduced: Reproduced) 
         assert seconds["fast-fedul"] < seconds["retrained"]
 
 
+@pytest.mark.slow
 def test_the_criteria_name_every_method_of_the_paper(reproduced: Reproduced) -> None:
     page = (reproduced.folder / "criteria.md").read_text("utf-8")
     first = page.split("\n## ")[0]

@@ -22,6 +22,8 @@ from fastfedul.report.page import render_html, write_html
 
 pytest.importorskip("matplotlib", reason="needs the extra report")
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.commands import run as run_command
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
@@ -53,14 +53,7 @@ def found(run: Path) -> Comparison:
 
 
 def fastfedul(*arguments: object, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    done = run_command(*arguments, code=code)
     return done.stdout if code == 0 else done.stderr
 
 
@@ -181,6 +174,7 @@ def test_a_client_that_is_forgotten_already_cannot_be_compared(tmp_path: Path) -
         compare(tmp_path / "run", ["client-1"])
 
 
+@pytest.mark.slow
 def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     answer: dict[str, Any] = json.loads(
@@ -214,6 +208,7 @@ def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> Non
     assert "model works" in fastfedul("compare", run, "--methods", "fast-fedul")
 
 
+@pytest.mark.slow
 def test_rivals_are_compared_and_what_cannot_run_is_named(run: Path) -> None:
     """The run has no images of the server's own, so distillation is left out."""
     methods = ["--methods", "fedaccum,kd,cdp,fedrecover", "--set", "cdp.rounds=1"]
@@ -255,6 +250,7 @@ def test_the_demo_refuses_to_replace_what_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "letters.txt").read_text() == "keep me"
 
 
+@pytest.mark.slow
 def test_the_demo_shows_an_attack_that_is_forgotten(tmp_path: Path) -> None:
     answer = json.loads(
         fastfedul("demo", "--out", tmp_path / "demo", "--seed", 100, "--json")
@@ -266,6 +262,7 @@ def test_the_demo_shows_an_attack_that_is_forgotten(tmp_path: Path) -> None:
     assert Path(answer["report"]).is_file()
 
 
+@pytest.mark.slow
 def test_a_report_after_forgetting_shows_the_model_as_it_is(
     run: Path, tmp_path: Path
 ) -> None:
@@ -291,6 +288,7 @@ def test_a_report_after_forgetting_shows_the_model_as_it_is(
     assert "every attacker has gone" in fastfedul("compare", folder, code=1)
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_left_has_a_report(tmp_path: Path) -> None:
     train(
         RunConfig.from_options(clients=2, rounds=1, epochs=1, workers=1),
@@ -311,6 +309,7 @@ def test_a_page_is_not_written_over_the_run(run: Path, place: str) -> None:
     assert (sorted(run.rglob("*")), (run / "config.toml").read_bytes()) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_retrained_model_is_made_anew(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
@@ -322,6 +321,7 @@ def test_a_damaged_retrained_model_is_made_anew(run: Path, tmp_path: Path) -> No
         assert [row.main for row in again] == [row.main for row in rows]
 
 
+@pytest.mark.slow
 def test_a_planned_forgetting_that_is_refused_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = (

@@ -132,6 +132,7 @@ def test_a_run_is_a_folder_with_everything(whole: Path) -> None:
         assert set(ledger.clients()) == {f"client-{number}" for number in range(4)}
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_bytes_as_one(whole: Path, tmp_path: Path) -> None:
     summary = train(SMALL.with_options(workers=2), tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(whole)
@@ -152,6 +153,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert outcome(folder) == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     """A real process, killed with two workers in the middle of its rounds."""
     folder = tmp_path / "run"

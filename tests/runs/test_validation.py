@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.commands import run as fastfedul
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
@@ -47,18 +47,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder.parent / "own.npz", images=server.images, labels=server.labels)
     np.savez(folder.parent / "bare.npz", images=server.images)
     return folder
-
-
-def fastfedul(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastfedul", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 BEFORE, AFTER = (
@@ -126,6 +114,7 @@ def test_a_model_that_does_better_has_a_drop_below_zero() -> None:
     assert found.interval[1] < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["own.npz", "bare.npz"])
 def test_the_command_reports_how_the_cleaned_model_does(run: Path, file: str) -> None:
     asked = ("forget", run, "client-0", "--validation", run.parent / file, "--dry-run")
@@ -143,6 +132,7 @@ def test_the_command_reports_how_the_cleaned_model_does(run: Path, file: str) ->
     assert said in shown
 
 
+@pytest.mark.slow
 def test_a_result_that_loses_more_than_allowed_is_not_written(
     run: Path, tmp_path: Path
 ) -> None:

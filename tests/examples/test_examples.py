@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,13 @@ from typing import Any
 import pytest
 
 from fastfedul import LedgerReader
+from tests.support.commands import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_numpy_federation_forgets_its_poisoner() -> None:
-    found = subprocess.run(
-        [sys.executable, EXAMPLES / "digits_numpy.py"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    found = run_program(sys.executable, EXAMPLES / "digits_numpy.py")
     rows = {
         name: [float(value) for value in re.findall(r"([\d.]+)%", line)]
         for line in found.stdout.splitlines()
@@ -38,15 +32,7 @@ def test_the_numpy_federation_forgets_its_poisoner() -> None:
 
 
 def run(folder: Path, *arguments: object, code: int = 0) -> str:
-    found = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
+    found = run_program(sys.executable, *arguments, code=code, cwd=folder)
     return found.stderr if code else found.stdout
 
 
@@ -69,6 +55,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trainer_of_ones_own_trains_compares_and_forgets(clinics: Path) -> None:
     options = (*TUMOURS, *FLIPPED, "--rounds", 15)
     trained = run_json(clinics, "train", "run", *options, "--workers", 1)
@@ -92,12 +79,14 @@ def test_a_trainer_of_ones_own_trains_compares_and_forgets(clinics: Path) -> Non
     assert run_json(clinics, "evaluate", "run")["forgotten"] == ["Bergen"]
 
 
+@pytest.mark.slow
 def test_the_example_forgets_while_it_trains(clinics: Path) -> None:
     options = (*TUMOURS, *FLIPPED, "--forget", "Bergen@5", "--damping", 0.07)
     run_json(clinics, "train", "planned", *options, "--rounds", 8)
     assert run_json(clinics, "evaluate", "planned")["forgotten"] == ["Bergen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -123,6 +112,7 @@ def test_what_the_example_cannot_do_is_said_in_one_line(
     assert not (clinics / "bad").exists()
 
 
+@pytest.mark.slow
 def test_a_client_of_the_file_that_never_took_part_is_known(clinics: Path) -> None:
     options = (*TUMOURS, "--rounds", 1, "--per-round", 1)
     run_json(clinics, "train", "short", *options)

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
+from fastfedul import DiskLedger, Model, Params
 from fastfedul.rng import stream
+from tests.support.rounds import random_round
+
+pytestmark = pytest.mark.deploy
 
 PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "own_method"
 
@@ -56,15 +59,8 @@ def test_it_is_listed_and_forgets(python: Path, tmp_path: Path) -> None:
     with DiskLedger.create(tmp_path / "ledger", Model(start)) as ledger:
         for index in range(3):
             rng = stream(1, "own method", index)
-            updates = tuple(
-                ClientUpdate(
-                    name,
-                    1 / 3,
-                    Params(start.layout, rng.normal(size=12).astype(np.float32)),
-                )
-                for name in ("ann", "bob", "cyd")
-            )
-            ledger.append(Round(index, updates))
+            clients = ("ann", "bob", "cyd")
+            ledger.append(random_round(index, clients, start.layout, rng))
     folder = tmp_path / "ledger"
     whole = json.loads(run(python, "forget", folder, "bob", "--dry-run", "--json"))
     options = ("--method", "halfway", "--set", "part=0.25", "--json")

@@ -1,4 +1,4 @@
-"""A ledger on disk that stays small: compacted, or within a budget."""
+"""A ledger that was compacted to sums, and one killed on the way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from fastfedul import (
-    ClientUpdate,
     DiskLedger,
     FastFedUL,
     InvalidInputError,
@@ -23,7 +21,6 @@ from fastfedul import (
     LedgerError,
     LedgerReader,
     MemoryLedger,
-    Model,
     NoSkew,
     Params,
     Round,
@@ -36,63 +33,19 @@ from fastfedul import (
     read_round,
     verify,
 )
-from fastfedul.ledger.keeping import POLICIES
-from fastfedul.ledger.recoding import recoded
 from fastfedul.ledger.store.entries import fields
 from fastfedul.methods.fast_fedul.method import iterations
-from fastfedul.methods.fast_fedul.tracing import leaving
-from fastfedul.methods.fast_fedul.undamped import undamped
-from fastfedul.params import Flat
 from fastfedul.records import StorageDtype
-from fastfedul.rng import stream
-
-SIZE = 6_000
-NAMES = ("anna", "bela", "carl", "dora")
-LAYOUT = Params.of({"w": np.zeros(SIZE, np.float32)}).layout
-START = Model(Params.zeros(LAYOUT), {"seen": np.arange(3)})
-
-
-def round_of(index: int, names: Sequence[str] = NAMES, **changes: Any) -> Round:
-    rng = stream(3, "shrinking", index)
-    common = rng.normal(size=SIZE)
-    deltas = {name: common + rng.normal(0, 1 + i, SIZE) for i, name in enumerate(NAMES)}
-    updates = tuple(
-        ClientUpdate(
-            name, 1 / len(names), Params(LAYOUT, deltas[name].astype(np.float32))
-        )
-        for name in names
-    )
-    return replace(Round(index, updates), **changes)
-
-
-def ledger_at(path: Path, num_rounds: int = 10, **options: Any) -> DiskLedger:
-    ledger = DiskLedger.create(path, START, **options)
-    for index in range(num_rounds):
-        ledger.append(round_of(index))
-    return ledger
-
-
-def append_all(ledger: DiskLedger, rounds: Sequence[Round]) -> None:
-    for round_ in rounds:
-        ledger.append(round_)
-
-
-def answer(ledger: LedgerReader, *names: str) -> Flat:
-    """What forgetting takes if nobody reacted, from rounds or from sums."""
-    rounds = ledger.rounds()
-    removal = leaving(ledger, frozenset(names or ("bela",)), rounds)
-    return undamped(ledger, removal, rounds, None).difference
-
-
-def distance(found: Flat, expected: Flat) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def size_of(path: Path) -> int:
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-
-
-# Compacting.
+from tests.support.shrinking import (
+    LAYOUT,
+    NAMES,
+    SIZE,
+    START,
+    answer,
+    distance,
+    ledger_at,
+    round_of,
+)
 
 
 def test_compacting_keeps_the_answer_and_loses_the_rounds(tmp_path: Path) -> None:
@@ -421,9 +374,6 @@ def test_damage_to_sums_and_to_the_row_about_them_is_found(tmp_path: Path) -> No
         assert answer(reader, "anna").any()
 
 
-# Killed while compacting.
-
-
 COMPACT_AND_DIE = """
 import os, signal, sys
 from fastfedul import DiskLedger
@@ -480,213 +430,3 @@ def test_killed_while_compacting_the_ledger_is_the_old_or_the_new_one(
             reopened.compact()
         reopened.append(round_of(10))
         assert verify(reopened).problems == ()
-
-
-# A budget.
-
-
-def test_a_budget_is_kept_after_every_round(tmp_path: Path) -> None:
-    path, budget = tmp_path / "ledger", 1_300_000
-    with DiskLedger.create(path, START, budget=budget) as ledger:
-        for index in range(30):
-            ledger.append(round_of(index))
-            assert size_of(path) <= budget
-            assert verify(ledger).problems == ()
-        kept = [len([u for u in ledger.updates_in(i) if u.kept]) for i in range(30)]
-        assert kept[0] == 0
-        assert kept[-1] == len(NAMES)
-        assert kept == sorted(kept), "the oldest go first"
-        [event] = ledger.events()
-        assert event.kind == "drop"
-        assert event.details["updates"] == 30 * len(NAMES) - sum(kept)
-        assert event.details["first_round"] == 0
-        assert set(event.clients) <= set(NAMES)
-    with LedgerReader(path) as reader:
-        assert reader.settings.budget == budget
-        exact = MemoryLedger.create(START)
-        for index in range(30):
-            exact.append(round_of(index))
-        assert reader.final.params.flat.tobytes() == exact.final.params.flat.tobytes()
-
-
-def test_what_the_budget_dropped_is_absent_and_not_at_random(tmp_path: Path) -> None:
-    with DiskLedger.create(tmp_path / "ledger", START, budget=1_300_000) as ledger:
-        for index in range(24):
-            ledger.append(round_of(index))
-        found = FastFedUL(minimum_coverage=0)(
-            UnlearnRequest(ledger, frozenset({"anna"}))
-        )
-        assert 0 < found.coverage < 1
-        assert found.standard_error is None
-        assert found.bound.value is None
-        dropped = [u for u in ledger.updates_of("anna") if not u.kept]
-        assert all(u.keep_probability == 0 and u.entered for u in dropped)
-        with pytest.raises(UnlearnRefusedError, match="was kept"):
-            FastFedUL(minimum_coverage=0.9)(UnlearnRequest(ledger, frozenset({"anna"})))
-
-
-def test_in_a_round_the_smallest_contributions_go_first(tmp_path: Path) -> None:
-    with DiskLedger.create(tmp_path / "ledger", START, budget=1_300_000) as ledger:
-        partly = 0
-        for index in range(30):
-            ledger.append(round_of(index))
-            for earlier in range(index):
-                entries = ledger.updates_in(earlier)
-                kept = [u.share * u.norm for u in entries if u.kept]
-                gone = [u.share * u.norm for u in entries if not u.kept]
-                if kept and gone:
-                    partly += 1
-                    assert max(gone) <= min(kept)
-        assert partly
-
-
-def test_when_nothing_more_can_be_dropped_the_round_is_refused_and_nothing_changes(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "ledger"
-    with DiskLedger.create(path, START, budget=520_000) as ledger:
-        with pytest.raises(LedgerError, match="no room for another round") as caught:
-            append_all(ledger, [round_of(index) for index in range(40)])
-        recorded = ledger.num_rounds
-        assert "\n" not in str(caught.value)
-        assert "ledger compact" in str(caught.value)
-        assert 0 < recorded < 40
-        assert verify(ledger).problems == ()
-        assert verify(ledger).num_strays == 0
-        assert size_of(path) <= 520_000
-        ledger.set_budget(10**7)
-        ledger.append(round_of(recorded))
-        ledger.set_budget(None)
-        ledger.append(round_of(recorded + 1))
-
-
-@pytest.mark.parametrize(("budget", "num_pairs"), [(2_000_000, 64), (520_000, None)])
-def test_compacting_makes_room(
-    budget: int, num_pairs: int | None, tmp_path: Path
-) -> None:
-    """Whether or not there is room for all the pairs that a ledger of sums may keep."""
-    path = tmp_path / "ledger"
-    with DiskLedger.create(path, START, budget=budget) as ledger:
-        for index in range(90):
-            try:
-                ledger.append(round_of(index))
-            except LedgerError:
-                ledger.compact()
-                ledger.append(round_of(index))
-            assert size_of(path) <= budget
-        assert ledger.settings.history == "sums"
-        assert ledger.settings.budget == budget
-        assert num_pairs in (None, len(ledger.pairs()))
-
-
-def test_updates_dropped_for_a_budget_stay_uncovered_when_compacted(
-    tmp_path: Path,
-) -> None:
-    lenient = FastFedUL(minimum_coverage=0)
-    with DiskLedger.create(tmp_path / "ledger", START, budget=1_300_000) as ledger:
-        for index in range(24):
-            ledger.append(round_of(index))
-        request = UnlearnRequest(ledger, frozenset({"anna"}))
-        covered, own = lenient(request).coverage, ledger.own_difference("anna")
-        assert 0 < covered < 1
-        ledger.set_budget(None)
-        [note] = ledger.compact().notes
-        assert "were not kept" in note
-        assert ledger.own_difference("anna").tobytes() == own.tobytes()
-        found = lenient(request)
-        assert found.coverage == pytest.approx(covered)
-        assert found.standard_error is None
-        with pytest.raises(UnlearnRefusedError, match="was kept"):
-            FastFedUL(minimum_coverage=0.9)(request)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_budget_works_with_every_dtype(dtype: StorageDtype, tmp_path: Path) -> None:
-    path, budget = tmp_path / "ledger", 1_200_000
-    with DiskLedger.create(path, START, budget=budget, update_dtype=dtype) as ledger:
-        for index in range(30):
-            ledger.append(round_of(index))
-            assert size_of(path) <= budget
-        assert verify(ledger).problems == ()
-
-
-def test_rounds_that_aggregated_a_sample_are_never_dropped(tmp_path: Path) -> None:
-    keep = Keep("top", 2, use="aggregate")
-    with DiskLedger.create(tmp_path / "ledger", START, budget=1_300_000) as ledger:
-        with pytest.raises(LedgerError, match="no room"):
-            append_all(ledger, [keep(round_of(index)) for index in range(60)])
-        for index in range(ledger.num_rounds):
-            assert sum(update.kept for update in ledger.updates_in(index)) == 2
-        assert ledger.events() == ()
-
-
-# The same training stored in another way.
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_recoded_ledger_is_what_training_into_it_would_have_given(
-    policy: str, tmp_path: Path
-) -> None:
-    keep = Keep.parse(policy if policy in ("all", "sums") else f"{policy}:2")
-    with ledger_at(tmp_path / "full") as full:
-        done: list[tuple[int, int]] = []
-        with recoded(
-            full,
-            tmp_path / "new",
-            "float16",
-            "int8",
-            keep,
-            progress=lambda i, n: done.append((i, n)),
-        ) as new:
-            chain, final = new.chain, new.final
-        assert done[-1] == (10, 10)
-    with DiskLedger.create(
-        tmp_path / "direct",
-        START,
-        update_dtype="float16",
-        step_dtype="int8",
-        history="sums" if policy == "sums" else "rounds",
-    ) as direct:
-        for index in range(10):
-            direct.append(keep(round_of(index)))
-        assert direct.chain == chain
-        assert direct.final.params.flat.tobytes() == final.params.flat.tobytes()
-        assert np.array_equal(final.buffers["seen"], np.arange(3))
-
-
-def test_only_a_whole_training_can_be_recoded(tmp_path: Path) -> None:
-    with ledger_at(tmp_path / "full") as full:
-        with pytest.raises(InvalidInputError, match="cannot aggregate less"):
-            recoded(full, tmp_path / "new", keep=Keep("top", 2, use="aggregate"))
-        forget(full, ["anna"], erase=False)
-        with pytest.raises(InvalidInputError, match="not whole"):
-            recoded(full, tmp_path / "new")
-    with DiskLedger.create(tmp_path / "part", START) as part:
-        part.append(Keep("top", 2)(round_of(0)))
-        with pytest.raises(InvalidInputError, match="was not kept"):
-            recoded(part, tmp_path / "new")
-    sums = ledger_at(tmp_path / "sums", history="sums")
-    with sums, pytest.raises(LedgerError, match="sums"):
-        recoded(sums, tmp_path / "other")
-
-
-@pytest.mark.parametrize("options", [{"budget": 10**8}, {"history": "sums"}])
-def test_the_catalogue_cannot_lose_what_is_kept_silently(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    """Flips around the entry of SQLite that says there is a table `policy`."""
-    path = tmp_path / "ledger"
-    with ledger_at(path, 2, **options) as ledger:
-        settings = ledger.settings
-    whole = (path / "index.sqlite").read_bytes()
-    entry = whole.index(b"tablepolicypolicy")
-    for place in range(entry - 8, entry + 25):
-        changed = bytearray(whole)
-        changed[place] ^= 0x20
-        (path / "index.sqlite").write_bytes(changed)
-        try:
-            with LedgerReader(path) as reader:
-                problems = verify(reader).problems
-                assert problems or reader.settings == settings, place
-        except LedgerError:
-            continue

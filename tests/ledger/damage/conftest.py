@@ -1,0 +1,56 @@
+"""Sound ledgers, copies to damage, and what the sound ones answer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastfedul import LedgerReader, verify
+from fastfedul.records import History
+from tests.support.damage import KINDS, NOT_OF_SUMS, READINGS, build
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[History, Path]:
+    """Two closed ledgers; but for pairs and adjustments, each has rows everywhere."""
+    return {
+        kind: build(tmp_path_factory.mktemp(kind) / "ledger", kind) for kind in KINDS
+    }
+
+
+@pytest.fixture
+def kind() -> History:
+    """A ledger of rounds, where a test asks for nothing else."""
+    return "rounds"
+
+
+@pytest.fixture
+def template(templates: dict[History, Path], kind: History) -> Path:
+    return templates[kind]
+
+
+@pytest.fixture
+def damaged(template: Path, tmp_path: Path) -> Path:
+    shutil.copytree(template, tmp_path / "ledger")
+    return tmp_path / "ledger"
+
+
+@pytest.fixture(scope="module")
+def truths(templates: dict[History, Path]) -> dict[History, dict[str, object]]:
+    found = {}
+    for kind, path in templates.items():
+        with LedgerReader(path) as reader:
+            assert verify(reader).problems == ()
+            found[kind] = {
+                name: read(reader)
+                for name, read in READINGS.items()
+                if kind == "rounds" or name not in NOT_OF_SUMS
+            }
+    return found
+
+
+@pytest.fixture
+def truth(truths: dict[History, dict[str, object]], kind: History) -> dict[str, object]:
+    return truths[kind]

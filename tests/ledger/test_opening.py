@@ -1,0 +1,136 @@
+"""Folders that hold no whole ledger are refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
+from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign
+from tests.support.disk_ledgers import answer, assert_one_line, snapshot_of
+
+
+def test_nothing_at_a_path_is_said_to_be_nothing(tmp_path: Path) -> None:
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(tmp_path / "missing")
+        assert_one_line(caught, "missing", "nothing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_an_index_is_no_ledger(path: Path) -> None:
+    (path / "index.sqlite").unlink()
+    before = snapshot_of(path)
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, "index.sqlite")
+    assert snapshot_of(path) == before
+
+
+def test_a_ledger_without_its_folder_of_arrays_is_refused(path: Path) -> None:
+    shutil.rmtree(path / "arrays")
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, "arrays")
+
+
+def test_an_empty_folder_of_arrays_is_never_taken_for_an_answer(path: Path) -> None:
+    for file in (path / "arrays").iterdir():
+        file.unlink()
+    with LedgerReader(path) as reader:
+        for read in READINGS.values():
+            if read in (*INDEX_ONLY, READINGS["pairs"]):
+                continue  # A ledger of rounds has no pairs.
+            with pytest.raises(LedgerDamagedError) as caught:
+                read(reader)
+            assert_one_line(caught, "missing")
+        problems = verify(reader).problems
+    assert any("round 1, client 'b'" in problem for problem in problems)
+    assert any("round 2, step" in problem for problem in problems)
+
+
+def test_a_missing_array_is_named_by_round_and_client(path: Path) -> None:
+    array_of(path, round_=1, client="c").unlink()
+    with LedgerReader(path) as reader:
+        assert answer(reader, "a")
+        with pytest.raises(LedgerDamagedError) as caught:
+            answer(reader, "c")
+        assert_one_line(caught, "round 1", "'c'", "missing")
+        [problem] = verify(reader).problems
+    assert "round 1, client 'c'" in problem
+
+
+@pytest.mark.parametrize(
+    "keep", [0, 1, 15, 16, 99, 100, 512, 4095, 4096, 0.5, -4096, -512, -1]
+)
+def test_a_truncated_index_is_refused_and_nothing_else_is_touched(
+    path: Path, keep: float
+) -> None:
+    index = path / "index.sqlite"
+    data = index.read_bytes()
+    cut = data[: int(len(data) * keep) if keep == 0.5 else int(keep)]
+    index.write_bytes(cut)
+    before = snapshot_of(path)
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, "index.sqlite")
+    assert snapshot_of(path) == before
+    index.write_bytes(data)
+    with DiskLedger(path) as ledger:
+        assert verify(ledger).problems == ()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"not a database", b"\0" * 8192, bytes(range(256)) * 64, b"SQLite format 3\0"],
+    ids=["text", "zeros", "bytes", "magic"],
+)
+def test_garbage_in_place_of_the_index_is_refused(path: Path, garbage: bytes) -> None:
+    (path / "index.sqlite").write_bytes(garbage)
+    before = snapshot_of(path)
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, "index.sqlite")
+    assert snapshot_of(path) == before
+
+
+def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
+    (path / "index.sqlite").unlink()
+    other = sqlite3.connect(path / "index.sqlite")
+    other.execute("CREATE TABLE ledger (format INTEGER)")
+    other.execute("INSERT INTO ledger VALUES (1)")
+    other.commit()
+    other.close()
+    before = snapshot_of(path)
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, "index.sqlite")
+    assert snapshot_of(path) == before
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("version", [2, 3, 1000, 0])
+def test_another_format_is_refused_by_name(
+    path: Path, version: int, signed: bool
+) -> None:
+    index = sqlite3.connect(path / "index.sqlite")
+    index.execute("UPDATE ledger SET format = ?", (version,))
+    if signed:
+        resign(index, "ledger")
+    index.commit()
+    index.close()
+    before = snapshot_of(path)
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, f"format {version}")
+        assert not isinstance(caught.value, LedgerDamagedError)
+    assert snapshot_of(path) == before

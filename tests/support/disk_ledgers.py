@@ -1,0 +1,135 @@
+"""Small ledgers on disk that are the same in every process, and what they answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfedul import (
+    ClientUpdate,
+    FastFedUL,
+    FastFedULError,
+    Kronecker,
+    LedgerError,
+    LedgerReader,
+    LocalSGD,
+    Model,
+    Params,
+    Round,
+    Scalar,
+    UnlearnRequest,
+    verify,
+)
+from fastfedul.params import Array, Flat, Layout
+from fastfedul.rng import stream
+
+LAYOUT = Layout.of({"weight": np.zeros((5, 6)), "bias": np.zeros(7)})
+CLIENTS = ("a", "b", "c", "d")
+LOCAL = LocalSGD(lr=0.1, momentum=0.9, batch_size=32, epochs=2)
+
+
+def vector(*key: int, size: int = LAYOUT.size) -> Flat:
+    return stream(5, "disk", *key).normal(size=size).astype(np.float32)
+
+
+def initial_model(layout: Layout = LAYOUT) -> Model:
+    return Model(Params(layout, vector(0, size=layout.size)), {"seen": np.arange(3)})
+
+
+def round_of(
+    index: int,
+    *,
+    layout: Layout = LAYOUT,
+    clients: tuple[str, ...] = CLIENTS,
+    dropped: frozenset[str] = frozenset(),
+) -> Round:
+    """The round with this number: always the same, in every process.
+
+    How the clients trained is known of every other round.
+    """
+    updates = tuple(
+        ClientUpdate(
+            name,
+            1 / len(clients),
+            Params(layout, vector(1, index, i, size=layout.size)),
+            keep_probability=0.5 if name in dropped else 1.0,
+            kept=name not in dropped,
+        )
+        for i, name in enumerate(clients)
+    )
+    return Round(index, updates, local=None if index % 2 else LOCAL)
+
+
+def answer(ledger: LedgerReader, *clients: str) -> tuple[object, ...]:
+    """What forgetting says, to the bit.
+
+    From rounds by the paper's method, which reads nobody else's updates.
+    """
+    of_sums = ledger.settings.history == "sums"
+    return details_of(
+        ledger, FastFedUL(skew=Kronecker() if of_sums else Scalar(0.07)), *clients
+    )
+
+
+def details_of(
+    ledger: LedgerReader, method: FastFedUL, *clients: str
+) -> tuple[object, ...]:
+    result = method(UnlearnRequest(ledger, frozenset(clients or ("a",))))
+    return (
+        result.params.flat.tobytes(),
+        result.delta.flat.tobytes(),
+        result.coverage,
+        result.gamma_norms,
+        result.standard_error,
+        result.bound,
+        result.rounds,
+    )
+
+
+def assert_one_line(caught: pytest.ExceptionInfo[FastFedULError], *named: str) -> None:
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in named:
+        assert word in message, message
+
+
+def snapshot_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a ledger nobody has open."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def models_by_hand() -> Iterator[Array]:
+    """The model after 0, 1, 2... rounds."""
+    flat = vector(0)
+    for index in itertools.count():
+        yield flat
+        step = np.zeros(LAYOUT.size, np.float32)
+        for i in range(len(CLIENTS)):
+            step += vector(1, index, i) * np.float32(1 / len(CLIENTS))
+        flat = flat + step
+
+
+def own_by_hand(client: int, num_rounds: int) -> Array:
+    """What forgetting one client alone takes after so many rounds, nobody reacting."""
+    own = np.zeros(LAYOUT.size)
+    for index in range(num_rounds):
+        deltas = [vector(1, index, i) for i in range(len(CLIENTS))]
+        own += (np.mean(deltas, axis=0) - deltas[client]) / (len(CLIENTS) - 1)
+    return own
+
+
+def problems_of(path: Path) -> tuple[str, ...]:
+    """What verify says, or what the ledger says when it does not even open."""
+    try:
+        with LedgerReader(path) as reader:
+            return verify(reader).problems
+    except LedgerError as error:
+        return (str(error),)
