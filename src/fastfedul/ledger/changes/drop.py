@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fastfedul.errors import LedgerError
 from fastfedul.ledger.changes.log import add_event, last_event
 from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
-from fastfedul.ledger.changes.sums import drop_last_pair
+from fastfedul.ledger.changes.sums import collect_garbage, drop_last_pair
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.store.schema import ClientRow, EventRow, RoundRow, UpdateRow
@@ -58,6 +58,8 @@ def make_room(change: Transaction, where: str) -> None:
     budget = change.settings.budget
     if budget is None or change.num_bytes() <= budget:
         return
+    if change.settings.history == "sums":
+        collect_garbage(change, all_of_it=True)
     dropped = _Dropped()
     while (excess := change.num_bytes() + _SPARE_BYTES - budget) > 0:
         if _drop_some(change, excess, dropped) or drop_last_pair(change):
