@@ -231,6 +231,15 @@ class VectorRef:
     client: ClientId | None = None
     other: ClientId | None = None
 
+    def __str__(self) -> str:
+        if self.client is None:
+            return f"round {self.round}, step"
+        if self.other is not None:
+            return (
+                f"round {self.round}, pair {self.client!r:.80} and {self.other!r:.80}"
+            )
+        return f"round {self.round}, client {self.client!r:.80}"
+
 
 @dataclass(frozen=True, slots=True)
 class PairEntry:

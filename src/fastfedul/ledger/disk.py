@@ -49,7 +49,6 @@ from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.entries import (
     client_entry,
     name_of,
-    place_of,
     round_entry,
     update_entry,
 )
@@ -372,41 +371,56 @@ class LedgerReader:
         return {number: row.name for number, row in found.items()}
 
     def _source(
-        self, file: int, column: bytes, dtype: StorageDtype, place: str
+        self, file: int, column: bytes, dtype: StorageDtype, place: str | VectorRef
     ) -> Source:
         size = self._settings.layout.size
         return Source(file, Stored.unpacked(column), dtype, size, place)
 
     def _sources(self, vectors: Sequence[VectorRef]) -> list[Source]:
         """Return stored vectors as what can be read, from few queries."""
-        columns: dict[VectorRef, tuple[int, bytes]] = {}
-        if any(ref.other is not None for ref in vectors):
-            rows = self._all(PairRow)
-            names = self._names(rows)
-            for pair in rows:
-                ref = VectorRef(pair.round, names[pair.client], names[pair.other])
-                columns[ref] = (pair.file, pair.array)
+        pairs = self._pair_places(vectors)
         wanted: dict[ClientId | None, list[int]] = {}
         for ref in vectors:
             if ref.other is None:
                 wanted.setdefault(ref.client, []).append(ref.round)
         indices = {index for own in wanted.values() for index in own}
-        known = {index for index in indices if 0 <= index < self.num_rounds}
+        last = self.num_rounds
+        known = {index for index in indices if 0 <= index < last}
         rounds = self.index.rows_by_key(RoundRow, "round", known)
-        for client, own in wanted.items():
-            for index, column in self._columns(client, own, rounds).items():
-                file = rounds[index].file
-                if column is not None and file is not None:
-                    columns[VectorRef(index, client)] = (file, column)
+        columns = {
+            client: self._columns(client, own, rounds) for client, own in wanted.items()
+        }
         settings = self._settings
         found = []
         for ref in vectors:
-            if ref not in columns:
-                raise LedgerError(f"{place_of(ref)}: nothing is stored")
-            file, column = columns[ref]
+            file: int | None
+            column: bytes | None
+            if ref.other is not None:
+                file, column = pairs.get(ref, (None, None))
+            else:
+                column = columns[ref.client].get(ref.round)
+                file = rounds[ref.round].file if ref.round in rounds else None
+            if column is None or file is None:
+                raise LedgerError(f"{ref}: nothing is stored")
             dtype = settings.step_dtype if ref.client is None else settings.update_dtype
-            found.append(self._source(file, column, dtype, place_of(ref)))
+            found.append(self._source(file, column, dtype, ref))
         return found
+
+    def _pair_places(
+        self, vectors: Sequence[VectorRef]
+    ) -> dict[VectorRef, tuple[int, bytes]]:
+        """Return where the kept pairs lie, if one is asked for."""
+        if all(ref.other is None for ref in vectors):
+            return {}
+        rows = self._all(PairRow)
+        names = self._names(rows)
+        return {
+            VectorRef(row.round, names[row.client], names[row.other]): (
+                row.file,
+                row.array,
+            )
+            for row in rows
+        }
 
     def _columns(
         self,
@@ -548,7 +562,7 @@ class DiskLedger(LedgerReader):
             else self._previous_step(head.num_rounds),
             state_of=self._state_of,
         )
-        with self._changing(f"round {recorded.index}") as change:
+        with self._changing(f"round {recorded.index}", for_good=False) as change:
             append_round(change, recorded)
             make_room(change, str(self.path))
         self._model_now = (change.head.model, recorded.model)
@@ -664,8 +678,13 @@ class DiskLedger(LedgerReader):
         return self._last_step[1]
 
     @contextlib.contextmanager
-    def _changing(self, what: str) -> Iterator[Transaction]:
-        """Commit a change of the ledger whole, or leave it as it was."""
+    def _changing(self, what: str, *, for_good: bool = True) -> Iterator[Transaction]:
+        """Commit a change of the ledger whole, or leave it as it was.
+
+        Args:
+            what: What is changed, for messages.
+            for_good: Whether files that it removes must stay away after power loss.
+        """
         change: Transaction | None = None
         try:
             with self._explained(what), self.index.writing():
@@ -678,7 +697,7 @@ class DiskLedger(LedgerReader):
             if change is not None:
                 self._undo(change)
             raise
-        change.clean_up()
+        change.clean_up(for_good=for_good)
 
     def _undo(self, change: Transaction) -> None:
         """Remove a failed change's files if it is certain not to be committed.

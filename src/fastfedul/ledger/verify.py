@@ -188,13 +188,13 @@ class _Contents:
     def files(self) -> dict[int, str]:
         """Return every file that something lies in, with one thing that does."""
         found = {file: place for file, (place, _) in self._models.items()}
-        return {f: own[0].place for f, own in self._sources.items()} | found
+        return {f: str(own[0].place) for f, own in self._sources.items()} | found
 
     def _place_in(self, file: int) -> str:
         if file in self._models:
             return self._models[file][0]
         own = self._sources.get(file)
-        return own[0].place if own else f"file {file}"
+        return str(own[0].place) if own else f"file {file}"
 
     def live_bytes(self, file: int) -> int | None:
         """Return the bytes of the vectors in a file; None for a model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,9 @@ def erase_clients(
     }
     found = change.index.rows_by_key(RoundRow, "round", touched)
     files = frozenset(row.file for row in found.values() if row.file is not None)
-    rewrite_rounds(change, _changes(ledger, change, clients, numbers, added), files)
+    near = {i + 1 for i in touched if i + 1 < change.head.num_rounds} - touched
+    found |= change.index.rows_by_key(RoundRow, "round", near)
+    rewrite_rounds(change, _changes(ledger, found, clients, numbers, added), files)
     for client in clients:
         _drop_client(change, client)
     if added is not None:
@@ -85,7 +87,7 @@ class _Replayed:
 
 def _changes(
     ledger: Ledger,
-    change: Transaction,
+    rows: Mapping[int, RoundRow],
     clients: Sequence[ClientId],
     numbers: frozenset[int],
     added: _Replayed | None,
@@ -94,7 +96,7 @@ def _changes(
     for rewritten in rewritten_rounds(ledger, clients):
         entry, step = rewritten.entry, rewritten.step
         row = replace(
-            change.index.one(RoundRow, round=entry.index),
+            rows[entry.index],
             num_updates=entry.num_updates,
             removed_share=entry.removed_share,
             step_norm=entry.step_norm,

@@ -161,7 +161,7 @@ def _empty_files(change: Transaction, files: Sequence[int]) -> None:
     for pair in pairs:
         name = _pair_name(pair.round, pair.client, pair.other)
         sources.append(change.source(pair.file, pair.array, dtype, name))
-    placed = list(change.shelve(change.copied(one.place, one) for one in sources))
+    placed = list(change.shelve(change.copied(str(one.place), one) for one in sources))
     index.replace(
         *(
             replace(client, file=new, difference=stored.packed())

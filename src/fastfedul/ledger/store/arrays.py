@@ -27,7 +27,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store import codec
 from fastfedul.params import Array, Flat, Layout
-from fastfedul.records import StorageDtype
+from fastfedul.records import StorageDtype, VectorRef
 
 BLOCK_VALUES = 65_536
 PAGE = 4096
@@ -107,7 +107,7 @@ class Source:
     stored: Stored
     dtype: StorageDtype
     size: int
-    place: str
+    place: str | VectorRef
 
     @property
     def num_blocks(self) -> int:
@@ -130,6 +130,7 @@ class Part:
         size: Number of values.
         load: Returns the vector, when its turn comes; None for a copy.
         copy_of: Folder and stored vector to copy as it is; None for a new vector.
+        data: Stored bytes of the vector to copy, where they are at hand.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Part:
     size: int
     load: Callable[[], Flat] | None = None
     copy_of: tuple[Path, Source] | None = None
+    data: memoryview | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -149,9 +151,11 @@ def new_part(name: str, vector: Flat, dtype: StorageDtype) -> Part:
     return Part(name, dtype, vector.size, lambda: vector)
 
 
-def copied_part(name: str, folder: Path, source: Source) -> Part:
+def copied_part(
+    name: str, folder: Path, source: Source, data: memoryview | None = None
+) -> Part:
     """Return a stored vector, to be copied, as a part of another image."""
-    return Part(name, source.dtype, source.size, None, (folder, source))
+    return Part(name, source.dtype, source.size, None, (folder, source), data)
 
 
 def file_name(number: int) -> str:
@@ -220,6 +224,7 @@ class ArrayWriter:
         self._pool = pool
         self._pending: list[bytes | memoryview] = []
         self._pending_at = end
+        self._pending_end = end
         self._unsynced = 0
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if end else os.O_CREAT | os.O_EXCL)
         self._descriptor = os.open(folder / file_name(number), flags, 0o600)
@@ -257,19 +262,20 @@ class ArrayWriter:
     def _add_small(
         self, start: int, header: bytes, parts: Sequence[Part], offsets: list[int]
     ) -> list[Stored]:
-        if sum(map(len, self._pending)) > _COPY_BYTES:
+        if self._pending_end - self._pending_at > _COPY_BYTES:
             self._flush()
         if not self._pending:
             self._pending_at = start
         else:
-            gap = start - self._pending_at - sum(map(len, self._pending))
-            self._pending.append(bytes(gap))
+            self._pending.append(bytes(start - self._pending_end))
         self._pending.append(header)
+        self._pending_end = start + len(header) + sum(p.num_bytes for p in parts)
         found = []
         for part, offset in zip(parts, offsets, strict=True):
             if part.copy_of is not None:
                 folder, source = part.copy_of
-                data = read_raw(folder, source)
+                data = part.data or read_raw(folder, source)
+                check_raw(data, source)
                 self._pending.append(data)
                 found.append(
                     Stored(offset, source.stored.digest, source.stored.checksums)
@@ -409,7 +415,7 @@ def read_model(
 
 
 @contextlib.contextmanager
-def opened(folder: Path, number: int, place: str) -> Iterator[int]:
+def opened(folder: Path, number: int, place: object) -> Iterator[int]:
     """Open an array file for the time of a `with` block."""
     descriptor = open_file(folder, number, place)
     try:
@@ -418,7 +424,7 @@ def opened(folder: Path, number: int, place: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def open_file(folder: Path, number: int, place: str) -> int:
+def open_file(folder: Path, number: int, place: object) -> int:
     """Return a file descriptor of an array file."""
     path = folder / file_name(number)
     try:
@@ -459,11 +465,9 @@ def decode_whole(data: memoryview, source: Source, out: Flat) -> None:
 
 
 def read_raw(folder: Path, source: Source) -> bytes:
-    """Return the stored bytes of a small vector, checked."""
+    """Return the stored bytes of a small vector, not checked yet."""
     with opened(folder, source.file, source.place) as descriptor:
-        data = _read(descriptor, source.num_bytes, source.stored.offset, source.place)
-    _check_raw(memoryview(data), source)
-    return data
+        return _read(descriptor, source.num_bytes, source.stored.offset, source.place)
 
 
 def copy_raw(folder: Path, source: Source, to: int, offset: int) -> None:
@@ -558,7 +562,8 @@ def _decode_block(descriptor: int, source: Source, block: int, out: Flat) -> int
     return values.nbytes + (scales.nbytes if scales is not None else 0)
 
 
-def _check_raw(data: memoryview, source: Source) -> None:
+def check_raw(data: bytes | memoryview, source: Source) -> None:
+    """Raise unless these are the bytes of a stored vector."""
     if blake3(data).digest() != source.stored.digest:
         raise LedgerDamagedError(f"{source.place}: values are damaged")
 
@@ -604,7 +609,7 @@ def _checksums(scales: Flat, values: Array) -> bytes:
     return b"".join(sums)
 
 
-def _read_into(descriptor: int, out: Array, offset: int, place: str) -> None:
+def _read_into(descriptor: int, out: Array, offset: int, place: object) -> None:
     # A read of a regular file is short only at its end.
     try:
         count = os.preadv(descriptor, [out.data], offset)
@@ -614,7 +619,7 @@ def _read_into(descriptor: int, out: Array, offset: int, place: str) -> None:
         raise LedgerDamagedError(f"{place}: the file is cut short")
 
 
-def _read(descriptor: int, count: int, offset: int, place: str) -> bytes:
+def _read(descriptor: int, count: int, offset: int, place: object) -> bytes:
     if count <= 0:
         return b""
     try:

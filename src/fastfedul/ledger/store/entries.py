@@ -11,7 +11,6 @@ from fastfedul.records import (
     LocalSGD,
     RoundEntry,
     UpdateEntry,
-    VectorRef,
 )
 
 _LOCAL = ("lr", "momentum", "batch_size", "epochs")
@@ -21,15 +20,6 @@ _LOCAL = ("lr", "momentum", "batch_size", "epochs")
 def name_of(entry: ClientEntry | UpdateEntry) -> str:
     """Return the client of an entry, to sort by."""
     return entry.client
-
-
-def place_of(ref: VectorRef) -> str:
-    """Return what to call a stored vector in an error."""
-    if ref.client is None:
-        return f"round {ref.round}, step"
-    if ref.other is not None:
-        return f"round {ref.round}, pair {ref.client!r:.80} and {ref.other!r:.80}"
-    return f"round {ref.round}, client {ref.client!r:.80}"
 
 
 def client_entry(row: ClientRow) -> ClientEntry:

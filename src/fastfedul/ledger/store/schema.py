@@ -262,7 +262,6 @@ writer's head.
 """
 
 _TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
-_WHOLE, _REAL = struct.Struct("<q"), struct.Struct("<d")
 
 NAMES_AGAIN = "clients_again"
 """A second index of the clients' names.
@@ -303,24 +302,45 @@ def values_of(row: Row) -> tuple[Value, ...]:
 
 
 def canonical(*values: Any) -> bytes:
-    """Return values as unambiguous bytes: a letter for the type, then the value."""
-    parts = []
-    for value in values:
-        kind = type(value)
-        if kind is bytes:
-            parts.append(b"B" + _WHOLE.pack(len(value)) + value)
-        elif kind is int:
-            parts.append(b"I" + _WHOLE.pack(value))
-        elif kind is float:
-            parts.append(b"F" + _REAL.pack(value))
-        elif kind is str:
-            data = value.encode()
-            parts.append(b"T" + _WHOLE.pack(len(data)) + data)
-        elif value is None:
-            parts.append(b"N")
-        else:
+    """Return values as unambiguous bytes.
+
+    First how many values there are and a letter for the type of each; then 8 bytes for
+    each value that is not None: an integer, a real, or the length of a text or blob;
+    then the texts and blobs.
+    """
+    types_ = tuple(map(type, values))
+    known = _FORMS.get(types_)
+    if known is None:
+        known = _FORMS[types_] = _form_of(types_)
+    letters, fixed, present, sized = known
+    if not sized:
+        return letters + fixed.pack(*[values[i] for i in present])
+    taken = list(values)
+    data = []
+    for i in sized:
+        value = taken[i]
+        value = value.encode() if type(value) is str else value
+        taken[i] = len(value)
+        data.append(value)
+    return b"".join((letters, fixed.pack(*[taken[i] for i in present]), *data))
+
+
+_LETTERS = {bytes: "B", int: "I", float: "F", str: "T", types.NoneType: "N"}
+_Form = tuple[bytes, struct.Struct, tuple[int, ...], tuple[int, ...]]
+_FORMS: dict[tuple[type, ...], _Form] = {}
+
+
+def _form_of(kinds: tuple[type, ...]) -> _Form:
+    """Return letters, layout, and which values are present and which have a length."""
+    for kind in kinds:
+        if kind not in _LETTERS:
             raise TypeError(f"{kind.__name__} has no canonical form")
-    return b"".join(parts)
+    letters = "".join(_LETTERS[kind] for kind in kinds).encode()
+    present = tuple(i for i, kind in enumerate(kinds) if kind is not types.NoneType)
+    sized = tuple(i for i in present if kinds[i] in (str, bytes))
+    fixed = "".join("d" if kinds[i] is float else "q" for i in present)
+    prefix = len(kinds).to_bytes(8, "little") + letters
+    return prefix, struct.Struct(f"<{fixed}"), present, sized
 
 
 def digest_of(*values: Value) -> bytes:

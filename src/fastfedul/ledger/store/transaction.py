@@ -24,7 +24,7 @@ from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
 from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.params import Flat
-from fastfedul.records import Model, StorageDtype
+from fastfedul.records import Model, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
 """Number of the file of the model that a ledger starts from."""
@@ -150,7 +150,7 @@ class Transaction:
             yield writer.number, stored
 
     def source(
-        self, file: int, column: bytes, dtype: StorageDtype, place: str
+        self, file: int, column: bytes, dtype: StorageDtype, place: str | VectorRef
     ) -> Source:
         """Return a stored vector as something that can be read or copied."""
         size = self.settings.layout.size
@@ -160,9 +160,9 @@ class Transaction:
         """Return the stored sum of a client; zeros for one without a round."""
         return difference_of(self.folder, self.settings, client)
 
-    def copied(self, name: str, source: Source) -> Part:
+    def copied(self, name: str, source: Source, data: memoryview | None = None) -> Part:
         """Return a stored vector as a part of a new image."""
-        return arrays.copied_part(name, self.folder, source)
+        return arrays.copied_part(name, self.folder, source, data)
 
     def new(self, name: str, vector: Flat, dtype: StorageDtype) -> Part:
         """Return a vector at hand as a part of a new image."""
@@ -204,11 +204,16 @@ class Transaction:
             arrays.sync_folder(self.folder)
         self.save_head()
 
-    def clean_up(self) -> None:
-        """Remove what the committed change made superfluous."""
+    def clean_up(self, *, for_good: bool) -> None:
+        """Remove what the committed change made superfluous.
+
+        Args:
+            for_good: Whether it must stay away after power loss. Otherwise it may come
+                back, and the next writer sweeps it.
+        """
         for number in self._removed:
             self._unlink(number)
-        if self._removed:
+        if self._removed and for_good:
             arrays.sync_folder(self.folder)
 
     def undo(self) -> None:
