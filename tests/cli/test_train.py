@@ -189,6 +189,7 @@ def on_terminal(width: int, *arguments: object) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 100])
 def test_a_narrow_terminal_still_shows_round_and_time_left(
     width: int, tmp_path: Path
@@ -242,6 +243,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_there_is_a_run_says_nothing_of_going_on(tmp_path: Path) -> None:
     (tmp_path / "slow_own.py").write_text(
         "import pathlib, time\n\n"

@@ -17,6 +17,7 @@ from tests.support.commands import run_program
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_the_numpy_federation_forgets_its_poisoner() -> None:
     found = run_program(sys.executable, EXAMPLES / "digits_numpy.py")
     rows = {

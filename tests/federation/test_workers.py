@@ -139,6 +139,7 @@ def shared_files() -> set[Path]:
     return set(folder.iterdir()) if folder.is_dir() else set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "count"), [("auto", 3), ("trouble:healthy", 2)])
 def test_any_number_of_workers_gives_the_same_bits(
     model: str, count: int, trouble: Path
@@ -171,6 +172,7 @@ def test_workers_stop_with_the_block_and_leave_nothing() -> None:
         workers.initial(0)
 
 
+@pytest.mark.slow
 def test_workers_die_with_their_parent(trouble: Path) -> None:
     """Killed in the middle of a task, so no code of the parent's runs any more."""
     before = shared_files()

@@ -276,6 +276,7 @@ def apply_in_process(path: Path, folder: Path, last: int) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_applying_leaves_each_request_whole(
     tmp_path: Path,
 ) -> None:

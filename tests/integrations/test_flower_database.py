@@ -107,6 +107,7 @@ def test_clearing_twice_is_the_same_as_once(tmp_path: Path) -> None:
     assert rows(path) == once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_database_in_use_is_refused_and_stays(tmp_path: Path, writes: bool) -> None:
     path = tmp_path / "state.db"
@@ -154,6 +155,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == damaged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
 def test_killed_while_clearing_no_row_is_lost(tmp_path: Path, delay: float) -> None:
     path = tmp_path / "state.db"

@@ -107,6 +107,7 @@ def distance(found: Flat, expected: Flat) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.slow
 @LAW
 @given(seed=SEEDS, everybody=st.booleans(), constant=st.booleans())
 def test_for_one_client_the_difference_is_exact_whatever_its_shares(

@@ -39,6 +39,7 @@ def test_files_that_belong_to_nothing_are_swept_by_the_next_writer(path: Path) -
     assert snapshot_of(path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rounds", "sums"])
 def test_a_killed_writer_loses_nothing_it_acknowledged(
     kind: History, tmp_path: Path
@@ -79,6 +80,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(
             ledger.append(round_of(at_least))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rounds", "sums"])
 def test_a_writer_killed_while_erasing_leaves_all_or_nothing(
     kind: History, tmp_path: Path

@@ -44,6 +44,7 @@ def test_the_criteria_are_a_table_and_no_plot(fill: Fill) -> None:
     assert plots_of("criteria", summarize(lines, fill(lines))) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "criteria"])
 def test_every_experiment_has_its_plots(name: str, scale: Scale, fill: Fill) -> None:
@@ -57,6 +58,7 @@ def test_every_experiment_has_its_plots(name: str, scale: Scale, fill: Fill) -> 
         assert "Date" not in svg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_same_results_give_the_same_bytes(name: str, fill: Fill) -> None:
     lines = lines_of(name, "smoke", 2)
@@ -64,6 +66,7 @@ def test_the_same_results_give_the_same_bytes(name: str, fill: Fill) -> None:
     assert plots_of(name, summaries) == plots_of(name, summaries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_half_of_the_results_are_enough(name: str, fill: Fill) -> None:
     lines = lines_of(name, "standard", 2)

@@ -48,6 +48,7 @@ def with_methods(found: Comparison, *methods: str) -> Comparison:
     return replace(found, rows=rows, refused={})
 
 
+@pytest.mark.slow
 def test_the_last_command_gives_the_numbers_of_the_page(
     run: Path, found: Comparison, tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ def test_rivals_are_compared_and_what_cannot_run_is_named(run: Path) -> None:
     assert "class, not a client" in Path(facts["report"]).read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -300,6 +301,7 @@ def test_a_run_that_nobody_left_has_a_report(tmp_path: Path) -> None:
     assert ">Retrained<" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["config.toml", "ledger/page.html", "metrics.jsonl"])
 def test_a_page_is_not_written_over_the_run(run: Path, place: str) -> None:
     before = sorted(run.rglob("*")), (run / "config.toml").read_bytes()

@@ -164,6 +164,7 @@ def test_a_result_that_loses_more_than_allowed_is_not_written(
     assert found["drop"] == pytest.approx(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [

@@ -30,6 +30,7 @@ from tests.support.disk_ledgers import (
 )
 
 
+@pytest.mark.slow
 @BOTH_KINDS
 def test_a_changed_byte_of_any_array_file_is_found_and_never_believed(
     template: Path, damaged: Path, truth: dict[str, object], kind: History
@@ -85,6 +86,7 @@ def test_every_byte_of_an_update_counts(damaged: Path) -> None:
         file.write_bytes(sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "kind"), [(0, "rounds"), (-1, "rounds"), (1000, "rounds"), (-1, "sums")]
 )
