@@ -36,7 +36,7 @@ from fastfedul.ledger.changes.compact import (
 )
 from fastfedul.ledger.changes.drop import make_room
 from fastfedul.ledger.changes.erase import erase_clients
-from fastfedul.ledger.changes.forget import forget_clients
+from fastfedul.ledger.changes.forget import forget_clients, move_model
 from fastfedul.ledger.changes.log import add_event
 from fastfedul.ledger.checks import cleaned_model, prepare, require_buffers
 from fastfedul.ledger.erasure import check_erasable
@@ -596,19 +596,11 @@ class DiskLedger(LedgerReader):
             RequestClosedError: If it is not; nothing has happened then.
         """
         require_known(self, clients)
-        cleaned = cleaned_model(self.final, delta, model)
-        self._last_step = None
+        # Large models: what is not needed while the history is rewritten must go.
+        self._last_step = self._model_now = None
         with self._changing("the forgetting") as change:
-            forget_clients(
-                self,
-                change,
-                clients,
-                delta,
-                cleaned,
-                details,
-                erase=erase,
-                request=request,
-            )
+            move_model(change, cleaned_model(self.final, delta, model), delta)
+            forget_clients(self, change, clients, details, erase=erase, request=request)
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]
@@ -618,7 +610,7 @@ class DiskLedger(LedgerReader):
         Their updates and sums are gone from the disk when this returns.
         """
         check_erasable(self, clients)
-        self._last_step = None
+        self._last_step = self._model_now = None
         with self._changing("the erasure") as change:
             details = {**details, **erase_clients(self, change, clients)}
             add_event(change, "erase", clients, details)

@@ -192,16 +192,11 @@ def _step_terms(
     return refs, factors
 
 
-def correction_of(
-    ledger: Ledger, clients: Sequence[ClientId], before: int
-) -> Flat | None:
+def correction_of(ledger: Ledger, clients: Sequence[ClientId], before: int) -> Flat:
     """Return by how much the steps of the rounds before one change in all.
 
-    Returns:
-        The sum; None where steps are replayed and it must be added up on the way.
+    Only for weighted means: where steps are replayed it must be added up on the way.
     """
-    if ledger.settings.aggregation != MEAN:
-        return None
     gone: dict[int, list[UpdateEntry]] = {}
     for client in sorted(set(clients)):
         for update in ledger.updates_of(client):

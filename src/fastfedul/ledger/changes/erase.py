@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.changes.adjust import add_adjustment
 from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
 from fastfedul.ledger.changes.sums import (
@@ -50,8 +51,12 @@ def erase_clients(
         # count any more.
         collect_garbage(change, all_of_it=True)
         return {"sums_off": worst}
-    total = correction_of(ledger, clients, forgotten_at)
-    added = _Replayed(ledger, forgotten_at) if total is None else None
+    replayed = change.settings.aggregation != MEAN
+    added = _Replayed(ledger, forgotten_at) if replayed else None
+    if not replayed:
+        add_adjustment(
+            change, forgotten_at, -correction_of(ledger, clients, forgotten_at)
+        )
     rows = [_client(change, client) for client in clients]
     numbers = frozenset(row.id for row in rows)
     touched = {
@@ -65,9 +70,7 @@ def erase_clients(
     for client in clients:
         _drop_client(change, client)
     if added is not None:
-        total = added.total.astype(np.float32)
-    assert total is not None
-    add_adjustment(change, forgotten_at, -total)
+        add_adjustment(change, forgotten_at, -added.total.astype(np.float32))
     return {}
 
 

@@ -19,26 +19,28 @@ if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
 
+def move_model(change: Transaction, model: Model, delta: Flat) -> None:
+    """Make a cleaned model the current one, and record by how much it moved."""
+    with change.writing_model(model):
+        if change.settings.history == "rounds":
+            add_adjustment(change, change.head.num_rounds, delta)
+
+
 def forget_clients(
     ledger: Ledger,
     change: Transaction,
     clients: Sequence[ClientId],
-    delta: Flat,
-    model: Model,
     details: Mapping[str, object],
     *,
     erase: bool,
     request: int | None,
 ) -> None:
-    """Make the cleaned model the current one; see `DiskLedger.commit_forgetting`."""
+    """Bar clients whose model is cleaned; see `DiskLedger.commit_forgetting`."""
     index = change.index
     asked = waiting_for(index, clients)
     if request is not None and request not in {r.number for r in asked}:
         raise RequestClosedError(f"request {request} is not waiting any more")
     at = change.head.num_rounds
-    with change.writing_model(model):
-        if change.settings.history == "rounds":
-            add_adjustment(change, at, delta)
     for client in clients:
         row = index.client(client)
         assert row is not None
