@@ -247,7 +247,8 @@ def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
     own = place.is_relative_to(run) and place.exists() and place.suffix != suffix
     if own or place.is_relative_to(run / "ledger"):
         raise InvalidInputError(
-            f"{option} {file} is a place of the run itself; name an {suffix} file"
+            f"{option} {file} is a place of the run itself; name a file that ends in "
+            f"{suffix}"
         )
     if place.is_dir() or not place.parent.is_dir():
         why = "is a folder" if place.is_dir() else "is in a folder that there is not"
@@ -301,11 +302,10 @@ def comparison_json(found: ComparisonTable, page: Path | None) -> dict[str, Any]
 
 def show_comparison(found: ComparisonTable, page: Path | None) -> None:
     """Print the table anyone understands, and where the page is."""
-    first = found.rows[0]
-    columns = ["", f"model works (of {first['main_count'][1]})"]
-    attacked = first["backdoor_count"] is not None
+    columns = ["", f"model works{_out_of(found, 'main')}"]
+    attacked = found.rows[0]["backdoor_count"] is not None
     if attacked:
-        columns.append(f"attack works (of {first['backdoor_count'][1]})")
+        columns.append(f"attack works{_out_of(found, 'backdoor')}")
     columns.append("time taken")
     labels = _labels([means.method for means in found.means])
     rows = []
@@ -328,6 +328,12 @@ def show_comparison(found: ComparisonTable, page: Path | None) -> None:
         _tell(text)
     if page is not None:
         _tell(f"report: {page}")
+
+
+def _out_of(found: ComparisonTable, name: str) -> str:
+    """Return out of how many, unless that differs from seed to seed."""
+    totals = {row[f"{name}_count"][1] for row in found.rows}
+    return f" (of {totals.pop()})" if len(totals) == 1 else ""
 
 
 def _tell(text: str) -> None:

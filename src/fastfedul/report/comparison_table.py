@@ -185,7 +185,7 @@ class ComparisonTable:
             "right answers (%)": lambda m: self._share(m, "main"),
             "attack works (%)": lambda m: self._share(m, "backdoor"),
             "membership AUC": lambda m: _number(m.measures["mia_auc"], ".3f"),
-            "distance": lambda m: _number(m.measures["distance"], ".4g"),
+            "distance": lambda m: _number(m.measures["distance"], ".3g"),
             "angle (°)": lambda m: _number(m.measures["angle_degrees"], ".1f"),
             "time": lambda m: _mean(m.measures["seconds"], show_seconds),
             "client calls": lambda m: _number(m.measures["client_calls"], ",.0f"),
@@ -260,7 +260,8 @@ def compare(
         )
 
     # First the run itself, so that a wrong name is told before others are trained.
-    own = found_on(folder, forget, say)
+    own_seed = next((s for s, place in places.items() if place == folder), None)
+    own = found_on(folder, forget, say if own_seed is None else _of_seed(say, own_seed))
     if not places:
         return table_of(own)
     rows: dict[int, tuple[ModelRow, ...]] = {}
@@ -313,7 +314,7 @@ def _number(spread: Spread | None, form: str) -> str:
     if spread is None:
         return NOTHING
     shown = f"{spread.mean:{form}}"
-    # A distance to itself has no spread, and neither has a count of calls.
+    # The distance of a model to itself has no spread, and often a count has none.
     return f"{shown} ± {spread.std:{form}}" if spread.std else shown
 
 

@@ -237,10 +237,14 @@ def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
     except FastFedULError:
         raise
     except USERS_OWN as error:
-        raise UnlearnRefusedError(f"it failed: {one_line(error)}") from error
+        raise UnlearnRefusedError(
+            f"the method {method.name} failed: {one_line(error)}"
+        ) from error
     if layout != request.ledger.settings.layout or not finite:
         what = "values that are not finite" if not finite else "other arrays"
-        raise UnlearnRefusedError(f"it failed: its model has {what}")
+        raise UnlearnRefusedError(
+            f"the method {method.name} failed: its model has {what}"
+        )
     return found
 
 
