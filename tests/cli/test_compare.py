@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="training needs the extra torch")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMAND = (sys.executable, "-m", "fastfedul")
 QUICK = ("--train-size", 200, "--clients", 3, "--epochs", 1, "--workers", 1)
+LONG_METHOD = "methods_of_my_own:LeavesTheModelAsItIs"
 OWN_METHODS = '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -269,9 +270,7 @@ def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None
     names = {row["method"] for row in found["rows"]}
     assert {"before", "retrained", "federaser", "fedrecover", "fast-fedul"} <= names
     assert own in names
-    assert (
-        found["refused"]["pga"] == "pga needs gradients, and TumourTrainer gives none"
-    )
+    assert "TumourTrainer gives none" in found["refused"]["pga"]
     assert all(len(m["seeds"]) == 2 for m in found["means"])
     assert found["forget"] == ["Bergen"]
     table = (place / "table.tex").read_text()
@@ -282,21 +281,33 @@ def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None
     assert "Forgetting Delft" in said
 
 
+@pytest.fixture(scope="module")
+def long_place(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, ...], tuple[Path, tuple[object, ...], dict[str, Any]]]:
+    """Comparisons of a run whose path is long: alone, and with another seed."""
+    place = tmp_path_factory.mktemp("narrow") / " ".join(["a long name"] * 6)
+    shutil.copytree(folder, place)
+    methods = ("--methods", f"fast-fedul,fast-fedul-paper,{LONG_METHOD}")
+    found: dict[tuple[str, ...], tuple[Path, tuple[object, ...], dict[str, Any]]] = {}
+    for seeds in ((), ("--seeds", "4,5")):
+        command = ("compare", place / "run", *methods, *seeds)
+        found[seeds] = place, command, run_json(place, *command)
+    return found
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("seeds", [(), ("--seeds", "4,5")])
 def test_nothing_is_broken_on_a_narrow_screen(
-    columns: int, seeds: tuple[str, ...], folder: Path, tmp_path: Path
+    columns: int,
+    seeds: tuple[str, ...],
+    long_place: dict[tuple[str, ...], tuple[Path, tuple[object, ...], dict[str, Any]]],
 ) -> None:
-    place = tmp_path / "a folder with a rather long name that fills more than a line"
-    shutil.copytree(folder, place)
-    own = "methods_of_my_own:LeavesTheModelAsItIs"
-    methods = ("--methods", f"fast-fedul,fast-fedul-paper,{own}")
-    command = ("compare", place / "run", *methods, *seeds)
-    facts = run_json(place, *command)
+    place, command, facts = long_place[seeds]
     shown = run(place, *command, columns=columns).stdout
     lines = shown.splitlines()
     assert f"report: {place / 'run' / 'report.html'}" in lines
-    assert f"LeavesTheModelAsItIs is {own}" in lines
+    assert f"LeavesTheModelAsItIs is {LONG_METHOD}" in lines
     told = [line for line in lines if not line.startswith(("report: ", "Leaves"))]
     assert max(map(len, told)) <= columns
     for means in facts["means"]:
