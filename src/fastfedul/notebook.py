@@ -11,7 +11,7 @@ from fastfedul.errors import FastFedULError
 
 
 class _Ledger(Protocol):
-    """What is shown of a ledger, in memory or on disk."""
+    """The parts of a ledger that a notebook shows."""
 
     @property
     def settings(self) -> Any: ...
@@ -39,11 +39,11 @@ def facts_to_html(caption: str, facts: Mapping[str, object]) -> str:
 
 
 def ledger_to_html(ledger: _Ledger) -> str:
-    """Return what a notebook shows of a ledger; of a closed one, that it is closed.
+    """Return the table that a notebook shows for a ledger, also for a closed one.
 
-    It shows who took part, what is kept and the chain digest, by which two people can
-    tell that they look at the same history. It reads no array, so it is quick on a
-    ledger of any size.
+    The table has the rounds, the clients by state, the kept updates and the chain
+    digest, by which two people see that they look at the same ledger. No array is
+    read, so a ledger of any size shows itself at once.
     """
     path = getattr(ledger, "path", None)
     caption = "Ledger in memory" if path is None else f"Ledger {path}"

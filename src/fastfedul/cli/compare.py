@@ -237,7 +237,7 @@ def check_page(path: Path, out_file: Path | None) -> None:
 
 
 def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
-    """Raise if a file cannot be written, or only over what belongs to the run.
+    """Raise if a file cannot be written, or only over a file of the run.
 
     A comparison may take hours, so this is found out before.
     """
@@ -269,7 +269,7 @@ def write_page(path: Path, found: ComparisonTable, out_file: Path | None) -> Pat
 def _page_or_warning(
     path: Path, found: ComparisonTable, out_file: Path | None
 ) -> Path | None:
-    """Write the page; if it cannot be and nobody asked for it, the numbers will do."""
+    """Write the page; warn if it cannot be written and nobody named its place."""
     try:
         return write_page(path, found, out_file)
     except InvalidInputError as error:
@@ -331,7 +331,7 @@ def show_comparison(found: ComparisonTable, page: Path | None) -> None:
 
 
 def _out_of(found: ComparisonTable, name: str) -> str:
-    """Return out of how many, unless that differs from seed to seed."""
+    """Return the number of examples, unless it differs from seed to seed."""
     totals = {row[f"{name}_count"][1] for row in found.rows}
     return f" (of {totals.pop()})" if len(totals) == 1 else ""
 
@@ -352,7 +352,7 @@ def _legend(found: ComparisonTable) -> str:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """Return what a table calls each method: of a long name the class alone."""
+    """Return the label of each method: for a long name, the class alone."""
     found = {
         name: name.rpartition(":")[2] if len(name) > _LONG_NAME else name
         for name in names
@@ -394,7 +394,8 @@ def _telling_how_to_go_on() -> Iterator[None]:
     except KeyboardInterrupt:
         command = shlex.join(["fastfedul", *sys.argv[1:]])
         err().print(
-            "stopped; what was trained and retrained is kept; go on with: " + command,
+            "stopped; trained rounds and retrained models are kept; go on with: "
+            + command,
             markup=False,
             soft_wrap=True,
         )
@@ -403,7 +404,7 @@ def _telling_how_to_go_on() -> Iterator[None]:
 
 @contextmanager
 def _progress(*, lines: bool = False) -> Iterator[Say]:
-    """Show what is being done on standard error.
+    """Show the progress on standard error.
 
     Args:
         lines: Whether to print a line for each task where there is no terminal.

@@ -1,4 +1,4 @@
-"""The table of a comparison as a notebook, a paper or another program wants it."""
+"""The table of a comparison: for notebooks, for papers, for other programs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class ComparisonTable:
         forget: Clients that the methods forgot.
         seeds: Seeds of the runs.
         refused: Methods that could not be used or failed, and why.
-        caveats: What to know about some of the methods.
-        comparison: Everything that was found on the run itself.
+        caveats: Sentences on limits of some of the methods.
+        comparison: The whole result on the run itself.
     """
 
     rows: tuple[ModelRow, ...]
@@ -232,7 +232,7 @@ def compare(
     is left out and named in `refused`; if none is left, that is an error.
 
     Args:
-        run: Folder of a run, or what `train` returned.
+        run: Folder of a run, or the summary that `train` returned.
         forget: Clients to forget; by default the attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.

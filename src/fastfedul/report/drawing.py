@@ -108,7 +108,7 @@ def make_figure(height: float, paint: Callable[[Figure], None]) -> Figure:
 
     Args:
         height: In units of which the chart is `WIDTH` wide.
-        paint: Puts axes and what they show into an empty figure.
+        paint: Puts axes and marks into an empty figure.
 
     Raises:
         InvalidInputError: If matplotlib is not installed.

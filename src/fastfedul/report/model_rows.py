@@ -25,7 +25,7 @@ MEASURES = (
 """Numbers of a row that have a mean over the seeds."""
 
 _PARTS = {"count": ("successes", "total"), "interval": ("low", "high")}
-"""What the two numbers of a list are called when each has a column of its own."""
+"""Names of the two numbers of a list where each has a column of its own."""
 
 COLUMNS: dict[str, type] = {
     "seed": int,
@@ -150,7 +150,7 @@ def means_of(rows: Sequence[ModelRow]) -> tuple[ModelMeans, ...]:
 
 
 def bars_of(rows: Sequence[ModelRow]) -> tuple[Row, ...]:
-    """Return what a bar chart shows: of one seed intervals, else means and spreads."""
+    """Return the rows of a bar chart: intervals of one seed, else means and spreads."""
     found = []
     for means in means_of(rows):
         own = next(row for row in rows if row["method"] == means.method)

@@ -226,10 +226,10 @@ def compare(
 
 
 def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
-    """Return what a method found; a method of anybody's may fail in any way.
+    """Return the result of a method; anybody's own method may fail in any way.
 
     Raises:
-        UnlearnRefusedError: If it refuses, fails, or gives what is no model of the run.
+        UnlearnRefusedError: If it refuses, fails, or gives no usable model.
     """
     try:
         found = measured(method, request)
