@@ -17,7 +17,7 @@ SRC = Path(fastfedul.__file__).parent
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {
     *("torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"),
-    *("cryptography", "jinja2", "PIL"),
+    *("cryptography", "jinja2", "PIL", "polars"),
 }
 CORE = {"numpy", "safetensors", "blake3", "xxhash", "threadpoolctl", "fastfedul"}
 LONGEST_TEST_FILE = 600

@@ -34,6 +34,7 @@ from fastfedul.params import Params
 from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
 
 if TYPE_CHECKING:
+    from fastfedul.report.comparison_table import ComparisonTable, compare
     from fastfedul.runs.config import RunConfig
     from fastfedul.runs.training import train
 
@@ -41,6 +42,7 @@ __all__ = [
     "Aggregation",
     "AppliedRequest",
     "ClientUpdate",
+    "ComparisonTable",
     "DiskLedger",
     "FastFedUL",
     "FastFedULError",
@@ -72,6 +74,7 @@ __all__ = [
     "add_request",
     "apply_requests",
     "cancel_request",
+    "compare",
     "erase",
     "forget",
     "params_at",
@@ -82,7 +85,9 @@ __all__ = [
 ]
 
 _OF_RUNS = {
+    "ComparisonTable": "fastfedul.report.comparison_table",
     "RunConfig": "fastfedul.runs.config",
+    "compare": "fastfedul.report.comparison_table",
     "train": "fastfedul.runs.training",
 }
 """Names whose modules are imported when somebody asks for them."""
