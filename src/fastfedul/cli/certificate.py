@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fastfedul.cli.output import JsonFlag, err, out, print_facts, print_json, show_name
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_error,
+    print_facts,
+    print_json,
+    show_name,
+)
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import conclusions, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
@@ -20,15 +28,7 @@ from fastfedul.ledger.store.folder import INDEX
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 
 
-app = typer.Typer(
-    help="Check certificates: what was removed, who signed, whether it holds.",
-    no_args_is_help=True,
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Check certificates: what was removed, who signed, whether it holds."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("check")
@@ -67,7 +67,7 @@ def check_certificate(
         except LedgerDamagedError:
             raise
         except (InvalidInputError, LedgerError) as error:
-            err().print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
         with err().status("checking"):
             result = audit(found, ledger, key)

@@ -16,7 +16,8 @@ from fastfedul.cli.compare import (
     write_page,
 )
 from fastfedul.cli.output import JsonFlag, err, out, print_json
-from fastfedul.cli.train import telling_how_to_resume, training_progress
+from fastfedul.cli.stopping import telling_how_to_go_on
+from fastfedul.cli.train import how_to_resume, training_progress
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 
@@ -59,21 +60,16 @@ def run_demo(
             soft_wrap=True,
         )
     with (
-        telling_how_to_resume(folder),
+        telling_how_to_go_on(lambda: how_to_resume(folder)),
         training_progress(config.rounds, hidden=json) as progress,
     ):
         train(config, folder, progress)
-    try:
+    command = f"fastfedul compare {shlex.quote(str(folder))}"
+    with telling_how_to_go_on(
+        lambda: f"stopped after the training; go on with: {command}"
+    ):
         found = run_comparison(folder, (), SHOWN_BY_DEFAULT[:2])
         page = write_page(folder, found, None)
-    except KeyboardInterrupt:
-        command = f"fastfedul compare {shlex.quote(str(folder))}"
-        err().print(
-            f"stopped after the training; go on with: {command}",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise
     if json:
         print_json(comparison_json(found, page))
         return

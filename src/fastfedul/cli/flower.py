@@ -21,15 +21,7 @@ from fastfedul.integrations.flower.database import clear_deleted
 from fastfedul.ledger.budget import FederationSize, budget
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 
-app = typer.Typer(
-    help="What a server that runs on Flower needs beside the ledger.",
-    no_args_is_help=True,
-)
-
-
-@app.callback()
-def group() -> None:
-    """What a server that runs on Flower needs beside the ledger."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from fastfedul.forgetting.signing import (
     read_key,
 )
 
-app = typer.Typer(help="Make or show the key that signs certificates.")
+app = typer.Typer(no_args_is_help=True)
 
 KeyPath = Annotated[
     Path | None,
@@ -49,7 +50,9 @@ def new(path: KeyPath = None, json: JsonFlag = False) -> None:
     print_facts("New key", _rows(facts))
     if path is not None and path != default_key_path():
         out().print(
-            f"Use it with: export FASTFEDUL_KEY={path.absolute()}", markup=False
+            f"Use it with: export FASTFEDUL_KEY={shlex.quote(str(path.absolute()))}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

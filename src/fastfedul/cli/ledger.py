@@ -32,6 +32,7 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.importing import import_ledger
@@ -42,10 +43,7 @@ from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.ledger.verification import Verification, verify
 
-app = typer.Typer(
-    help="Look at the history of a federation, check it, or start one from files.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 _NAMED = 3
 """How many names of foreign files are shown; --json has all."""
@@ -206,7 +204,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-    for problem in found.problems:
+    for problem in found.problems if not json else ():
         err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
     if found.problems:
         raise typer.Exit(1)
@@ -286,7 +284,15 @@ def import_models(
             f"--store is {', '.join(STORAGE_DTYPES)}, not {store!r:.40}"
         )
     local = chosen_training(lr, momentum, batch_size, epochs)
-    with progress_bar("importing rounds") as progress:
+    with (
+        telling_how_to_go_on(
+            lambda: (
+                f"stopped; no ledger was left at {out_path}; start again with: "
+                f"{this_command()}"
+            )
+        ),
+        progress_bar("importing rounds") as progress,
+    ):
         rounds = import_ledger(
             folder,
             out_path,
@@ -299,7 +305,9 @@ def import_models(
     if json:
         print_json({"path": str(out_path), "rounds": rounds})
     else:
-        out().print(f"{rounds} rounds imported to {out_path}", markup=False)
+        out().print(
+            f"{rounds} rounds imported to {out_path}", markup=False, soft_wrap=True
+        )
 
 
 def _announce(path: Path, found: Compaction) -> None:

@@ -27,6 +27,7 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import (
     InvalidInputError,
     NotAcceptedError,
@@ -45,10 +46,7 @@ from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
 
-app = typer.Typer(
-    help="Ask for a client to be forgotten, also while training goes on.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
@@ -182,7 +180,16 @@ def apply_waiting(
     if dry_run:
         _show_preview(run, method, judge, json=json)
         return
-    with DiskLedger(run) as ledger, err().status("forgetting"):
+    with (
+        telling_how_to_go_on(
+            lambda: (
+                f"stopped; requests without an answer still wait; go on with: "
+                f"{this_command()}"
+            )
+        ),
+        DiskLedger(run) as ledger,
+        err().status("forgetting"),
+    ):
         judge.open(ledger, run)
         with _helpers(run, method) as federation:
             done = apply_requests(
