@@ -1,4 +1,4 @@
-"""`fastfedul certificate`: check what a certificate says."""
+"""`fastfedul certificate`: check a certificate against its signature and ledger."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def check_certificate(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check a certificate, and say what may be concluded from it.
+    """Check a certificate, and say which conclusions it allows.
 
-    It checks the signature; where the ledger is to be had, that its log, its history
-    and its model say the same; and, while the history was kept, it computes the
-    forgetting again. Exit codes: 0 everything that could be checked holds; 1 something
-    does not, or nothing could be checked; 2 no certificate, key or ledger there.
+    It checks the signature. If the ledger is there, it compares the log, the rounds and
+    the model with the certificate. If the ledger still has the clients' updates, it
+    computes the forgetting again. Exit codes: 0 all checks that were possible hold; 1 a
+    check fails, or none was possible; 2 no certificate, key or ledger is there.
 
     Example: `fastfedul certificate check RUN/certificates/1.json --public-key KEY.pub`
     """
@@ -107,7 +107,7 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
         f"Certificate: {_plain(found['action'])} {names}",
         [
             ("applied", _plain(found["applied"])),
-            ("history", _plain(found["history"])),
+            ("updates", _plain(found["history"])),
             ("rounds", f"{found['rounds']['taken_part']} of "
                        f"{found['rounds']['recorded']}"),
             ("kept of their share", "-" if coverage is None else f"{coverage:.1%}"),
@@ -140,5 +140,5 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return text that is safe to print, whoever wrote it."""
+    """Return text that is safe to print, from any author."""
     return text if text.isprintable() else repr(text)

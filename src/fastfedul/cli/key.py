@@ -34,11 +34,11 @@ KeyPath = Annotated[
 
 @app.command()
 def new(path: KeyPath = None, json: JsonFlag = False) -> None:
-    """Make an Ed25519 key: the private one in PATH, the public one in PATH.pub.
+    """Make a key: the private one in PATH, the public one in PATH.pub.
 
-    Nothing is ever overwritten. Keep the private key to yourself and out of backups
-    that others can read; give the public key, or its fingerprint, to whoever is to
-    check certificates, on another way than the certificates.
+    The keys are Ed25519. No file is overwritten. Keep the private key to yourself and
+    out of backups that others can read. Give the public key, or its fingerprint, to
+    everybody who checks certificates, on another way than the certificates.
 
     Example: `fastfedul key new`
     """

@@ -94,7 +94,7 @@ def train_run(
     *,
     config: Annotated[
         Path | None,
-        typer.Option(help="Read options from this TOML file; those given here win."),
+        typer.Option(help="Read options from this TOML file; the command line wins."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run where it stopped.")
@@ -139,7 +139,7 @@ def _train(
     go_on: bool,
     only_json: bool,
 ) -> None:
-    # Not at the top, so that other commands start without what training needs.
+    # Not at the top: `train --help` does not need it.
     from fastfedul.runs import training
 
     if go_on and config is not None:

@@ -35,7 +35,7 @@ def fetch(
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 
     Raises:
-        InvalidInputError: If there is no such data set or nothing to fetch.
+        InvalidInputError: If no data set has that name, or it needs no file.
         FetchError: If no source can be reached; says which file to put where.
     """
     source = find_source(name)

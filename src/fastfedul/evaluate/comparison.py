@@ -1,4 +1,4 @@
-"""Puts models beside each other: what works, what the attack does, what is left."""
+"""Puts models beside each other: accuracy, success of attacks, traces of a client."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Evaluation:
         change: How its predictions on the target's images differ from before.
         seconds: Time to get the model from the trained one.
         client_calls: Times a client had to compute something.
-        history_bytes: Stored history that was read.
+        history_bytes: Bytes of the ledger that were read.
     """
 
     method: str
@@ -131,7 +131,7 @@ def evaluate(
         reference: The answers of the model retrained without the target.
         seconds: Time it took.
         client_calls: Times a client had to compute something.
-        history_bytes: Stored history that was read.
+        history_bytes: Bytes of the ledger that were read.
     """
     main, backdoor = score(answers, questions)
     remembered = None

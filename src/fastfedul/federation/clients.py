@@ -16,7 +16,7 @@ from fastfedul.records import ClientId, Model, Round
 
 @dataclass(slots=True)
 class Clients:
-    """The clients of a federation, and the one count of what they are asked to do.
+    """The clients of a federation, and the one count of the calls to them.
 
     Attributes:
         workers: Where they train.
@@ -40,7 +40,7 @@ class Clients:
         names: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Let clients train from a model; return what they send back, in order.
+        """Let clients train from a model; return their results, in order.
 
         Args:
             model: Where they start from.
@@ -64,7 +64,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """The living federation behind a history, for methods that need its help.
+    """The living federation behind a ledger, for methods that need its help.
 
     Attributes:
         clients: Whom to ask.

@@ -1,4 +1,4 @@
-"""Federated training, round by round: who takes part, and what the server makes of it.
+"""Federated training, round by round: who takes part, and the server's step.
 
 Every draw has a stream of its own, keyed by round and client. So leaving a client out
 leaves its slot empty and changes nobody else's part, and a run can be taken up at any
@@ -86,7 +86,7 @@ def run_rounds(
         stop: Number of the round to stop before.
         start: Number of the first round.
         absent: Clients that are left out; their slots stay empty, and a round for
-            which nobody else was drawn is drawn anew.
+            which nobody else was drawn is drawn again.
         scales: What clients multiply their update by before they send it.
         select: Marks which updates are kept, and says whether the others count.
         local: How the clients train, for the record; None if unknown.
@@ -120,7 +120,7 @@ def participants(
 
     The draw is over all clients and each one drops out on its own, so that an absent
     one is missing and nothing else changes. A round that would be left with nobody is
-    drawn anew, as often as it takes: a round without participants teaches nothing.
+    drawn again, as often as it takes: a round without participants teaches nothing.
 
     Raises:
         InvalidInputError: If all clients are absent, or more are to be drawn than

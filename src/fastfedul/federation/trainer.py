@@ -37,7 +37,7 @@ class LocalTraining:
         batch_size: Examples of a step; the last batch of an epoch may be smaller, and a
             single example that is left over joins the batch before.
         lr: Learning rate.
-        momentum: Share of the last step's direction that is kept; starts anew in
+        momentum: Share of the last step's direction that is kept; starts again in
             every round.
         weight_decay: Multiple of the parameters that is added to their gradient.
     """

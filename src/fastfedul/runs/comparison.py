@@ -53,7 +53,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 """Settings of methods: name of the method, name of the setting, value."""
 
 Say = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of a stage, the work done, and the work in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def _unchanged(ledger: LedgerReader) -> Iterator[None]:
     """
     before = len(ledger.events())
     changed = FastFedULError(
-        f"the history in {ledger.path} was changed while its methods were compared; "
+        f"the ledger at {ledger.path} changed while its methods were compared; "
         "compare again"
     )
     try:
@@ -257,7 +257,7 @@ def find_methods(
     damping: float | None,
     settings: Settings,
 ) -> dict[str, Method]:
-    """Return methods by name with their settings, and with what only the run can tell.
+    """Return methods by name with their settings, also settings of the run.
 
     Raises:
         InvalidInputError: If there are settings for a method that is not compared.
@@ -283,7 +283,7 @@ def find_methods(
 
 
 def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
-    """Return what the models of a run are asked."""
+    """Return the examples on which the models of a run are measured."""
     own = [data for data in prepared.clients if data.client in target]
     none: Images = prepared.dataset.test_images[:0]
     images = np.concatenate([none, *(data.images for data in own)])
@@ -362,10 +362,10 @@ def retrained_model(
     Args:
         folder: The run.
         prepared: What it works with.
-        ledger: Its history.
+        ledger: The ledger of the run.
         names: Whom to leave out.
         say: Told how far it is.
-        workers: Those of `start_workers`; None to start some if they are needed.
+        workers: From `start_workers`; None to start some if they are needed.
     """
     config = prepared.config
     request = UnlearnRequest(ledger, frozenset(names))
@@ -374,7 +374,7 @@ def retrained_model(
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
         buffers = frozenset(ledger.initial.buffers)
-        # What is damaged is made anew.
+        # A damaged file is computed again.
         with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
             stored = json.loads(facts.read_text("utf-8"))
             model = read_model(path, layout=ledger.settings.layout, buffers=buffers)

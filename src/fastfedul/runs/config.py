@@ -30,6 +30,7 @@ from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import find_method
 from fastfedul.records import ClientId, KeepUse, StorageDtype
+from fastfedul.runs import help_texts
 from fastfedul.runs.options import (
     Option,
     Options,
@@ -263,26 +264,17 @@ class ForgettingOptions(Options):
             "and train on without it. Can be repeated.",
         )
     )
-    method: Annotated[str, Option(metavar="NAME", later=True)] = Field(
-        default=FastFedUL.name,
-        description="Method that forgets these clients, and those that requests name "
-        "while the run trains.",
+    method: Annotated[str, Option(metavar="METHOD", later=True)] = Field(
+        default=FastFedUL.name, description=help_texts.METHOD
     )
     skew: Annotated[
-        str | None, Option(metavar="SKEW", unset="of the method", later=True)
-    ] = Field(
-        default=None,
-        description="How the others' training pulls the model back: kronecker, scalar "
-        "or none.",
-    )
-    damping: Annotated[float | None, Option(unset="of the method", later=True)] = Field(
-        default=None,
-        description="With skew scalar: the part that a round pulls back, 0 to 1; the "
-        "paper's alpha with a minus.",
-    )
-    erase: Annotated[bool, Option(flags="--erase/--keep-history", later=True)] = Field(
-        default=True,
-        description="Whether the ledger also erases a forgotten client's history.",
+        str | None, Option(metavar="SKEW", unset=help_texts.SKEW_DEFAULT, later=True)
+    ] = Field(default=None, description=help_texts.SKEW)
+    damping: Annotated[
+        float | None, Option(unset=help_texts.DAMPING_DEFAULT, later=True)
+    ] = Field(default=None, description=help_texts.DAMPING)
+    erase: Annotated[bool, Option(flags=help_texts.ERASE_FLAGS, later=True)] = Field(
+        default=True, description=help_texts.ERASE
     )
     settings: Annotated[
         dict[str, bool | int | float | str],
@@ -295,7 +287,7 @@ class ForgettingOptions(Options):
         if self.damping is not None and not of_scalar:
             raise InvalidInputError(
                 f"--damping belongs to --skew scalar, not to {self.skew!r:.40}; leave "
-                "one away"
+                "out one of them"
             )
         self.make_method()
         return self
@@ -385,7 +377,7 @@ class RunConfig(Options):
             skew = Scalar.name
         if self.recording.keep == "sums" and skew not in (None, Kronecker.name):
             raise InvalidInputError(
-                f"--skew {skew} needs rounds, and --keep sums keeps none; leave one "
+                f"--skew {skew} needs rounds, and --keep sums keeps none; leave out "
                 "away"
             )
         if self.data.names is not None:
@@ -445,12 +437,12 @@ class RunConfig(Options):
             more: Further options; they win.
 
         Raises:
-            InvalidInputError: If there is no such option, or a value is wrong.
+            InvalidInputError: If no option has that name, or a value is wrong.
         """
         return cls(**nest_options(cls, {**(options or {}), **more}))
 
     def to_options(self) -> dict[str, Any]:
-        """Return every option by its flat name, also those that are None."""
+        """Return every option by its flat name, also options that are None."""
         found = {}
         for option, place in option_fields(type(self)).items():
             part = getattr(self, place.part) if place.part else self

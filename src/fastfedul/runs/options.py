@@ -119,7 +119,7 @@ def nest_options(options: type[Options], flat: Mapping[str, Any]) -> dict[str, A
     """Return flat options as the arguments that the nested ones take.
 
     Raises:
-        InvalidInputError: If there is no such option.
+        InvalidInputError: If no option has that name.
     """
     known = option_fields(options)
     nested: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def flatten_options(
     Names may be written with dashes or underscores.
 
     Raises:
-        InvalidInputError: If there is no such option.
+        InvalidInputError: If no option has that name.
     """
     names = {
         (place.part, place.name): option
@@ -203,7 +203,7 @@ def _no_option(
     within: str = "",
     options: type[BaseModel] | None = None,
 ) -> str:
-    """Return that there is no such option, and the right place or the nearest name."""
+    """Return that an option is unknown, and the right place or the nearest name."""
     here = f" in [{within}]" if within else ""
     place = option_fields(options).get(_plain(name)) if options else None
     if place is not None:

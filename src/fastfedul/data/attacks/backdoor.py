@@ -1,4 +1,4 @@
-"""Attacks: poison what some clients train on, and build the set that shows success."""
+"""Attacks: poison examples of some clients, and build the set that shows success."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def with_labels(
 def _usual_labels(
     attack: Attack, dataset: Dataset, edge_cases: EdgeCases | None
 ) -> tuple[int | None, int]:
-    """Return the true class of what is mistaken, if it is one, and the target."""
+    """Return the true class of the mistaken images, if there is one, and the target."""
     if attack.kind == "edge-case":
         edge_cases = edge_cases or load_edge_cases(dataset)
         return edge_cases.true_label, edge_cases.target_label

@@ -2,7 +2,7 @@
 
 Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning",
 NeurIPS 2020: sevens of another hand for MNIST, Southwest Airlines planes for CIFAR-10.
-Other data sets have no such collection; their tails are made here, see `make_tail`.
+Other data sets have no collection; their tails are made here, see `make_tail`.
 """
 
 from __future__ import annotations

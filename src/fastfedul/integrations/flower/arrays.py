@@ -37,7 +37,7 @@ class Received:
     Attributes:
         client: Who sent it.
         message: As it came.
-        weight: What its share goes by.
+        weight: Number in proportion to its share.
         delta: Local minus global parameters.
         buffers: Its local buffers.
     """
@@ -113,7 +113,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def read_reply(
     client: ClientId, message: Message, before: Model, weight_key: str
 ) -> Received:
-    """Return what a client contributes; the reply itself stays as it is.
+    """Return a client's update; the reply itself stays as it is.
 
     Raises:
         UnusableReplyError: If anything about it is wrong.

@@ -23,7 +23,7 @@ _CHOICE = (
     "chooses among whole updates, which the ledger cannot replay; use FedMedian or "
     "FedTrimmedAvg against bad clients"
 )
-_NOISE = "clips updates or adds noise, so its model is no mean of what clients sent"
+_NOISE = "clips updates or adds noise, so its model is no mean of the updates"
 _TREES = "aggregates trees, which are no arrays of parameters"
 _LOSS = "weighs updates by the clients' losses, which the ledger does not have"
 
@@ -47,7 +47,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def aggregation_of(strategy: object, named: str | None = None) -> str:
-    """Return the ledger's name of what a strategy computes from a round's updates.
+    """Return the ledger's name of a strategy's aggregation.
 
     Args:
         strategy: Flower's, or one derived from Flower's.
