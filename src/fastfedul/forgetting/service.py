@@ -361,11 +361,9 @@ def _require_active(ledger: Ledger, names: Sequence[ClientId]) -> None:
             "only clients that are still there"
         )
     how = "erased" if state == "erased" else "kept"
-        "and its updates were erased"
-        if state == "erased"
-        else "and its updates were kept"
+    raise AlreadyForgottenError(
+        f"client {late[0]!r:.80} was forgotten already, and its updates were {how}"
     )
-    raise AlreadyForgottenError(f"client {late[0]!r:.80} was forgotten already, {how}")
 
 
 def _versions() -> dict[str, Any]:
