@@ -193,7 +193,7 @@ def test_a_table_keeps_words_whole_on_a_narrow_screen(
 
 def test_history_that_is_kept_is_told(ledger: Path) -> None:
     shown = run("forget", ledger, "ann", "--keep-history")
-    assert "History kept" in shown.stdout
+    assert "Not erased" in shown.stdout
     assert "not a guarantee" in " ".join(shown.stdout.split())
     listed = run_json("ledger", "clients", ledger)["clients"]
     assert listed[0]["state"] == "forgotten"
@@ -204,7 +204,7 @@ def test_erasing_can_be_done_at_once_or_later(ledger: Path) -> None:
     run("forget", ledger, "ann", "--keep-history")
     cleaned = model_of(ledger)
     again = one_line(run("forget", ledger, "ann", "--keep-history", code=1))
-    assert "was forgotten already, and its history kept" in again
+    assert "was forgotten already, and its updates were kept" in again
     found = run_json("forget", ledger, "ann")
     assert found["erased"] is True
     repeated = run_json("forget", ledger, "ann")

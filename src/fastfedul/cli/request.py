@@ -52,8 +52,8 @@ app = typer.Typer(no_args_is_help=True)
 RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
 UNSIGNED = (
-    "not signed; make a key with `fastfedul key new`, then `fastfedul request apply` "
-    "signs them"
+    "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
+    "apply`"
 )
 
 
