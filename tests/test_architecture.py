@@ -107,3 +107,21 @@ def test_every_public_name_exists() -> None:
     for name in fastfedul.__all__:
         assert hasattr(fastfedul, name)
     assert list(fastfedul.__all__) == sorted(fastfedul.__all__)
+    assert set(fastfedul.__all__) <= set(dir(fastfedul))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fastfedul.nothing
+
+
+def test_a_public_name_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, fastfedul\n"
+        "print(*(n for n in sys.modules if n.startswith(('fastfedul', 'numpy'))))\n"
+        "fastfedul.errors_before = 'fastfedul.errors' in sys.modules\n"
+        "fastfedul.InvalidInputError\n"
+        "print(fastfedul.errors_before, 'fastfedul.errors' in sys.modules, "
+        "'numpy' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == ["fastfedul", "False True False"]

@@ -61,7 +61,7 @@ def forget_clients(
         typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH"),
     ],
     clients: Annotated[
-        list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
+        list[str], typer.Argument(help="Clients to forget.", metavar="CLIENT...")
     ],
     dry_run: Annotated[
         bool,

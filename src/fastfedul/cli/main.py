@@ -19,7 +19,7 @@ from fastfedul.errors import FastFedULError
 _BEGIN = "Begin here"
 _RUN = "Train and measure"
 _FORGET = "Forget and prove it"
-_KEEP = "What the server keeps"
+_KEEP = "Look after the server"
 
 
 class Verb(click.Command):

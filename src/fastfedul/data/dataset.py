@@ -15,7 +15,7 @@ from fastfedul.rng import stream
 Images = npt.NDArray[np.uint8]
 """Values 0 to 255, shaped (number, height, width, channels).
 
-Data for a trainer of one's own may also be rows, shaped (number, values): float32
+Data for a user's own trainer may also be rows, shaped (number, values): float32
 features or int64 tokens. The fields called `images` then hold rows.
 """
 

@@ -50,7 +50,7 @@ def download(item: Download, part: Path, progress: Progress | None = None) -> No
     A beginning stays for the next call; a file with a wrong checksum is removed.
 
     Args:
-        item: What to download.
+        item: The download.
         part: File to write; never the final name, since it may be half a file.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 

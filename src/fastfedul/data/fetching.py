@@ -30,7 +30,7 @@ def fetch(
     download that breaks off is resumed by the next call. A damaged file is replaced.
 
     Args:
-        name: Which data set.
+        name: Name of the data set.
         folder: Where to put it; the first of `data_folders()` by default.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 

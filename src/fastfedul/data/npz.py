@@ -1,6 +1,6 @@
 """Data sets in `.npz` files: read without unpickling, checked, brought to one form.
 
-A data set is images, or rows of features or tokens for a trainer of one's own.
+A data set is images, or rows of features or tokens for a user's own trainer.
 """
 
 from __future__ import annotations

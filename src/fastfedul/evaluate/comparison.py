@@ -32,7 +32,7 @@ Predict = Callable[[Model, Inputs], Logits]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Questions:
-    """What models are asked.
+    """Examples on which models are measured.
 
     Attributes:
         test: Clean test images, on which nobody trained.
@@ -126,7 +126,7 @@ def evaluate(
     Args:
         method: How the model came about.
         answers: Its answers.
-        questions: What it was asked.
+        questions: The examples.
         before: The answers of the model that still remembers.
         reference: The answers of the model retrained without the target.
         seconds: Time it took.

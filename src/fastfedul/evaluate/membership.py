@@ -33,7 +33,7 @@ class Membership:
 
     Attributes:
         auc: Chance that a member has a lower loss than a non-member, equal losses
-            counted half; 0.5 is guessing. What to aim for is the retrained model's.
+            counted half; 0.5 is guessing. The aim is the retrained model's.
         tpr_at_1_fpr: Share of members found when at most 1 % of the non-members are
             taken for members; with fewer than 100 non-members that means none of them.
         num_members: Images of the members.

@@ -20,12 +20,12 @@ from fastfedul.records import Model
 from fastfedul.rng import name_key, stream
 
 USERS_OWN = (Exception, SystemExit)
-"""What a user's own code may raise: a model may also try to end the program."""
+"""Errors of a user's own code: a model may also try to end the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What a client sends back.
+    """A client's result of a round.
 
     Attributes:
         delta: Local minus global parameters.

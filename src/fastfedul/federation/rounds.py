@@ -26,7 +26,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("size", "equal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Who takes part in a round, and with which share.
+    """Participants of a round, and their shares.
 
     Attributes:
         seed: Seed of the run.
@@ -79,15 +79,15 @@ def run_rounds(
 
     Args:
         work: Does the clients' training.
-        sizes: Number of examples of every client of the federation, also of those
-            that are absent.
-        schedule: Who takes part.
+        sizes: Number of examples of every client of the federation, also of
+            absent clients.
+        schedule: Participants of the rounds.
         model: The model before the first of these rounds.
         stop: Number of the round to stop before.
         start: Number of the first round.
         absent: Clients that are left out; their slots stay empty, and a round for
             which nobody else was drawn is drawn again.
-        scales: What clients multiply their update by before they send it.
+        scales: Factors by which clients multiply their updates before sending.
         select: Marks which updates are kept, and says whether the others count.
         local: How the clients train, for the record; None if unknown.
     """

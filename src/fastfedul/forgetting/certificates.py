@@ -173,7 +173,7 @@ def make_certificate(entry: LogEntry) -> dict[str, Any]:
 
 
 def conclusions(*, erased: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the conclusions that a certificate allows, and the ones it does not."""
+    """Return the conclusions that a certificate allows, and forbidden conclusions."""
     if erased:
         return (*MAY_CONCLUDE, *MAY_CONCLUDE_ERASED), MAY_NOT_CONCLUDE
     return MAY_CONCLUDE, (*MAY_NOT_CONCLUDE, *MAY_NOT_CONCLUDE_KEPT)
@@ -213,7 +213,7 @@ def write_certificates(
         The files written.
 
     Raises:
-        FastFedULError: If a file cannot be written. What the ledger recorded stays
+        FastFedULError: If a file cannot be written. The ledger's record stays
             recorded, and a later call writes the file.
     """
     written = []
@@ -250,7 +250,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
         found = canonical_json.parse(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidInputError(
-            f"cannot read {path}: {error.strerror or error}"
+            f"cannot read {path}: {error.strerror or error}; check the path"
         ) from None
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path} is no certificate: it is not text") from None
@@ -275,7 +275,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
 def _standing(path: Path) -> tuple[object, bool] | None:
     """Return a file's log digest and whether it is signed; None if there is no file.
 
-    What cannot be read as a certificate has no digest, and is not ours to write over.
+    A file that is no certificate has no digest, and is not ours to write over.
     """
     try:
         found = json.loads(path.read_bytes())

@@ -46,7 +46,7 @@ class Check:
         name: `signature`, `log`, `request`, `chain`, `model`, `clients` or
             `recomputed`.
         verdict: Whether it holds.
-        text: What was found, in one line.
+        text: The finding, in one line.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found.
+    """Findings of an audit.
 
     Attributes:
         checks: One after the other.

@@ -57,7 +57,7 @@ def bring_up_to_date(
         The files written.
 
     Raises:
-        FastFedULError: If a file cannot be written. What the ledger recorded stays
+        FastFedULError: If a file cannot be written. The ledger's record stays
             recorded, and the next call writes the file.
     """
     written: list[Path] = []

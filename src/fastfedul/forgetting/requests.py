@@ -38,11 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AppliedRequest:
-    """What became of a request.
+    """A request and its outcome.
 
     Attributes:
         request: The request, applied or refused.
-        forgetting: What was done; None if the request was refused.
+        forgetting: The forgetting; None if the request was refused.
     """
 
     request: ForgetRequest

@@ -50,12 +50,12 @@ NOBODY_STAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forgetting:
-    """What forgetting did, or would do.
+    """Result of forgetting, done or previewed.
 
     Attributes:
         clients: Clients that were forgotten, or would be.
         model: The cleaned model.
-        result: What the method found; None if updates were only erased.
+        result: Result of the method; None if updates were only erased.
         rounds: Rounds in which any of them took part.
         coverage: Part of their share in the model whose updates were kept, 0 to 1.
         coverage_by_client: The same for each client.
@@ -64,7 +64,7 @@ class Forgetting:
         erased: Whether the clients' updates were erased from the ledger.
         certificate: File of the certificate; None for a ledger in memory or a preview.
         signed: Whether the certificate is signed.
-        warnings: What a reader should know.
+        warnings: Sentences that a reader should know.
     """
 
     clients: tuple[ClientId, ...]

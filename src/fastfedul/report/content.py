@@ -1,4 +1,4 @@
-"""What a report shows: frozen records that know nothing of where they came from."""
+"""Content of a report: frozen records that know nothing of their origin."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RoundPoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contributions:
-    """Who contributed how much when.
+    """Contributions of clients by round.
 
     Attributes:
         clients: Their names.
@@ -97,7 +97,7 @@ class ExampleImages:
     Attributes:
         images: uint8 of shape (number, height, width, channels); one channel is grey,
             three are red, green and blue.
-        captions: What each picture shows.
+        captions: Caption of each picture.
     """
 
     images: Images
@@ -128,15 +128,15 @@ class Report:
         summary: Plain sentences that come first.
         rows: The compared models.
         rounds: How training went, in the order of measuring.
-        forgotten: Who was forgotten after how many rounds.
+        forgotten: Forgotten clients, and after how many rounds.
         unit_angles: Per method, the angle in degrees of every output unit's weights to
             the retrained model's.
         removed_by_layer: Per array of the model, the part of the difference that was
             removed; None where there was nothing to remove.
-        contributions: Who contributed how much when.
+        contributions: Contributions of clients by round.
         examples: Poisoned images.
         settings: Names and values of the settings of the run.
-        commands: What to type to get the same page again.
+        commands: Commands that make the same page again.
         notes: Further sentences on the limits of the page.
     """
 

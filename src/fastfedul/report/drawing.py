@@ -54,7 +54,7 @@ LOOK: dict[str, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-"""What all our pictures have in common, as matplotlib's settings."""
+"""Settings of matplotlib for all pictures."""
 
 _STYLE: dict[str, Any] = {
     **LOOK,
@@ -84,7 +84,7 @@ def draw(
 
     Args:
         name: Short word that makes the identifiers unique in a page.
-        description: What the chart shows, for people who cannot see it.
+        description: Text of the chart, for people who cannot see it.
         height: In units of which the chart is `WIDTH` wide.
         paint: Puts axes and marks into an empty figure.
 

@@ -73,20 +73,20 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         prepared: Data, attack and model of the run.
-        forget: Whom the methods forgot, or who had gone before.
+        forget: Clients that the methods forgot, or that had gone before.
         rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
             has gone, `retrained`.
-        reaction: What Fast-FedUL saw of the others' reaction; None if it was not
+        reaction: Reaction of the others as Fast-FedUL saw it; None if it was not
             asked, or does not look.
-        keeping: Whom optimal keeping prefers.
+        keeping: Chances of attackers and others under optimal keeping.
         damping: Damping of skew scalar, if one was given.
         refused: Methods that could not be used here, and why.
         settings: Settings of methods, as they were given.
-        caveats: What to know about some of the methods.
+        caveats: Sentences on limits of some of the methods.
     """
 
     prepared: Prepared
@@ -116,7 +116,7 @@ def compare(
 
     Args:
         folder: The run.
-        forget: Whom to forget; by default the attackers that are still there.
+        forget: Clients to forget; by default attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
@@ -361,9 +361,9 @@ def retrained_model(
 
     Args:
         folder: The run.
-        prepared: What it works with.
+        prepared: Data and trainer of the run.
         ledger: The ledger of the run.
-        names: Whom to leave out.
+        names: Clients to leave out.
         say: Told how far it is.
         workers: From `start_workers`; None to start some if they are needed.
     """

@@ -91,7 +91,7 @@ _BytesText = Annotated[str, _parsed_by(parse_bytes)]
 
 
 class DataOptions(Options):
-    """Which examples there are, and which client has which of them."""
+    """The examples, and how the clients share them."""
 
     main_field = "source"
 
@@ -102,7 +102,7 @@ class DataOptions(Options):
         default=None, ge=1, description="Use so many training examples."
     )
     clients: Annotated[
-        int | None, Option(unset=f"{NUM_CLIENTS}, or those the file names")
+        int | None, Option(unset=f"{NUM_CLIENTS}, or as in the file")
     ] = Field(default=None, ge=1, description="How many clients.")
     partition: Annotated[
         _PartitionText | None,
@@ -131,7 +131,7 @@ class DataOptions(Options):
 
 
 class ScheduleOptions(Options):
-    """Which clients take part in a round, and with which share."""
+    """Participants of a round, and their shares."""
 
     per_round: Annotated[int | None, Option(unset="all")] = Field(
         default=None, ge=1, description="Draw so many clients for each round."
@@ -170,13 +170,13 @@ class LocalOptions(Options):
 
 
 class AttackOptions(Options):
-    """What the attackers do."""
+    """The attack and the attackers."""
 
     main_field = "kind"
 
     kind: Annotated[Kind, Option(name="attack", metavar="KIND")] = Field(
         default="none",
-        description="What attackers do: none, pixel, edge-case or label-flip.",
+        description="Attack: none, pixel, edge-case or label-flip.",
     )
     attackers: Annotated[
         str | None,
@@ -219,7 +219,7 @@ class AttackOptions(Options):
 
 
 class RecordingOptions(Options):
-    """What the ledger keeps of each round."""
+    """How the ledger keeps each round."""
 
     keep: Annotated[_KeepText, Option(metavar="KEEP")] = Field(
         default="all",
@@ -254,7 +254,7 @@ class RecordingOptions(Options):
 
 
 class ForgettingOptions(Options):
-    """Whom the run forgets while it trains, and how."""
+    """Clients that the run forgets while it trains, and the method."""
 
     forget: Annotated[tuple[str, ...], Option(metavar="CLIENT@ROUNDS", later=True)] = (
         Field(
@@ -326,7 +326,7 @@ _LOCAL_PANEL = "Local training"
 
 
 class RunConfig(Options):
-    """What a run does; with nothing set, ten clients learn digits in seconds.
+    """Configuration of a run; by default ten clients learn digits in seconds.
 
     A part with one main field may be given as that field alone:
     `RunConfig(data="digits", attack="pixel")`.
@@ -407,17 +407,18 @@ class RunConfig(Options):
                 )
         if len(planned) == count:
             raise InvalidInputError(
-                "--forget names all clients, and nobody would be left to train with"
+                "--forget names all clients, and nobody would be left to train with; "
+                "leave out one of them"
             )
 
     @property
     def round_schedule(self) -> Schedule:
-        """Who takes part in a round, as the federation reads it."""
+        """Participants of a round, as the federation reads them."""
         return Schedule(seed=self.seed, **dict(self.schedule))
 
     @property
     def keep_policy(self) -> Keep:
-        """Which updates the ledger keeps."""
+        """Policy by which the ledger keeps updates."""
         use = self.recording.keep_use
         return Keep.parse(self.recording.keep, use=use, seed=self.seed)
 

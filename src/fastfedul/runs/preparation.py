@@ -57,7 +57,7 @@ class Prepared:
         dataset: Test examples, and the training examples the clients share.
         clients: Everybody's examples, the attackers' examples poisoned.
         server: The server's own clean examples.
-        attack: What the attackers do, labels filled in.
+        attack: The attack, labels filled in.
         backdoor: Examples that measure the attack; empty without an attack.
         trainer: Trains and applies the model.
     """
@@ -82,7 +82,7 @@ class Prepared:
 
     @property
     def scales(self) -> dict[ClientId, float]:
-        """What attackers multiply their updates by."""
+        """Factors by which attackers multiply their updates."""
         return dict.fromkeys(self.attack.attackers, self.attack.scale)
 
 
@@ -174,7 +174,7 @@ def start_workers(prepared: Prepared, engine: str = IN_PROCESS) -> Workers:
     """Return workers that train a run's clients and score its models.
 
     Args:
-        prepared: What the run works with.
+        prepared: Data and trainer of the run.
         engine: Where clients are trained; the results are the same bits.
     """
     config = prepared.config
@@ -247,7 +247,7 @@ def retrain(
     Seed, split, draws and initial model stay the same; nothing is recorded.
 
     Args:
-        prepared: What the run works with.
+        prepared: Data and trainer of the run.
         workers: From `start_workers`.
         without: Clients to leave out.
     """

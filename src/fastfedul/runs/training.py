@@ -76,7 +76,7 @@ LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
 _INDEX_BYTES = 80 * 1024
-"""What the index of a first round takes, with the room a ledger leaves for more."""
+"""Size of the index after a first round, with its room for more rounds."""
 
 Progress = Callable[[RoundMetrics], None]
 
@@ -173,7 +173,9 @@ def resume(
 def load_config(folder: Path) -> RunConfig:
     """Return the configuration of a run."""
     if not (folder / CONFIG).is_file():
-        raise InvalidInputError(f"there is no run at {folder}; it has no {CONFIG}")
+        raise InvalidInputError(
+            f"there is no run at {folder}, because it has no {CONFIG}; check the path"
+        )
     return RunConfig.load(folder / CONFIG)
 
 

@@ -37,7 +37,7 @@ _DEFAULT_RATIOS: dict[Kind, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """What the attackers do.
+    """An attack and its attackers.
 
     Attributes:
         kind: `none`: everybody is honest. `pixel`: some of an attacker's images get
@@ -55,7 +55,7 @@ class Attack:
             `label-flip` 1.
         source_label: `label-flip`: the class that is relabelled; None for 7, or 0 if
             there are not so many classes. The other kinds have none.
-        scale: What attackers multiply their update by; recorded here, done in training.
+        scale: Factor on the attackers' updates; recorded here, applied in training.
     """
 
     kind: Kind = "none"
@@ -133,7 +133,7 @@ def with_labels(
 
     Raises:
         InvalidInputError: If the attack needs images and there are none, the data set
-            has no such class, or target and true class are the same, so that there
+            lacks the class, or target and true class are the same, so that there
             would be no attack.
     """
     if attack.kind == "none":
@@ -183,14 +183,14 @@ def poison(
 ) -> tuple[ClientData, ...]:
     """Return the clients in the same order, the attackers' examples poisoned.
 
-    Honest clients come back as they are. What an attacker gets depends on the seed, its
+    Honest clients come back as they are. An attacker's poison depends on the seed, its
     name, its place among the attackers and its own examples: leaving out another client
     changes nothing. Attackers that are not among the clients are passed over, so the
     same attack serves a run without them.
 
     Args:
         clients: Everybody's clean examples.
-        attack: What the attackers do.
+        attack: The attack.
         dataset: Where the examples come from.
         seed: Decides which examples are poisoned.
         edge_cases: The pictures for `edge-case`; looked up by default.

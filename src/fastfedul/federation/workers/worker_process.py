@@ -31,7 +31,7 @@ from fastfedul.records import ClientId, Model
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is told once.
+    """The first message to a worker.
 
     Attributes:
         trainer: Does the work.

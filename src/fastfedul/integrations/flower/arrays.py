@@ -35,7 +35,7 @@ class Received:
     """A reply that can be used.
 
     Attributes:
-        client: Who sent it.
+        client: Sender.
         message: As it came.
         weight: Number in proportion to its share.
         delta: Local minus global parameters.
@@ -50,7 +50,7 @@ class Received:
 
 
 class UnusableReplyError(InvalidInputError):
-    """What a client sent cannot go into the model; the message says why."""
+    """A reply that cannot go into the model; the message says why."""
 
 
 def is_buffer(name: str, array: Array) -> bool:

@@ -28,7 +28,7 @@ class FlowerDatabaseError(FastFedULError):
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What clearing a database found.
+    """Result of clearing a database.
 
     Attributes:
         num_rows: Rows in all tables, the same before and after.
@@ -48,7 +48,7 @@ def clear_deleted(path: Path) -> Cleared:
     """Rewrite a SuperLink's database so that only its rows are on the disk.
 
     No row is changed. SQLite sees to it that a crash at any instant leaves all of them.
-    What the file system or the device still holds of blocks that were given back is
+    Blocks that the file system or the device still holds after they were freed are
     beyond this.
 
     Raises:

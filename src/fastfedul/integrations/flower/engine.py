@@ -47,7 +47,7 @@ _LONGEST_FOLDER = 40
 
 @dataclass(frozen=True, slots=True)
 class SimulationOrder:
-    """What the engine is told once.
+    """The first message to the engine.
 
     Attributes:
         config: File with the options of the run.

@@ -1,4 +1,4 @@
-"""What can go wrong between Flower and the ledger."""
+"""Errors between Flower and the ledger."""
 
 from __future__ import annotations
 

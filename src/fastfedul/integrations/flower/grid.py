@@ -19,7 +19,7 @@ class AdmittedGrid(Grid):
 
     Args:
         grid: The real one.
-        admitted: Gives the nodes of now; asked each time, because strategies wait
+        admitted: Gives the current nodes; asked each time, because strategies wait
             until enough nodes are there.
     """
 

@@ -1,7 +1,7 @@
-"""Which client each of Flower's nodes is.
+"""Names of clients for Flower's nodes.
 
 A node id is no identity: it changes with every simulation and, without keys, with every
-start of a SuperNode. What is recorded is the operator's name of the node, and beside
+start of a SuperNode. The ledger records the operator's name of the node, and beside
 the ledger a fingerprint of its key, so that nobody else can take a name over.
 """
 
@@ -44,10 +44,10 @@ _ONE_LINE = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found out about a node.
+    """Identity of a node.
 
     Attributes:
-        client: Which client it is; None if that could not be told.
+        client: Name of its client; None if unknown.
         fingerprint: Fingerprint of its key; None where nodes have no keys.
         problem: Why it could not be told.
         silent: Whether it just did not answer, as a node does that is about to go.

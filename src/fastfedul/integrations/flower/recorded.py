@@ -103,7 +103,7 @@ class Recorded(Strategy):
     clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
 
     Args:
-        strategy: The one to wrap. Its limits of how many nodes must be there are
+        strategy: The strategy to wrap. Its limits of how many nodes must be there are
             lowered when clients are forgotten, or it would wait for them for ever.
         ledger: Folder of the ledger; created if there is none.
         identify: How nodes become clients. `auto`: in a simulation `client-N` by
@@ -115,7 +115,7 @@ class Recorded(Strategy):
         dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
             `int8`.
         budget: Bytes that a new ledger may take; it drops the oldest updates first.
-        aggregation: What the strategy computes, if it has an `aggregate_train` of its
+        aggregation: Aggregation of the strategy, if it has an `aggregate_train` of its
             own; every round is checked against it.
         local: How clients train, where the server's messages do not say so. `lr`,
             `momentum`, `batch-size` and `local-epochs` in the train config win. Without

@@ -44,7 +44,7 @@ _LOCAL_KEYS = {
 """Keys of a config record that say how to train, as Flower's examples name them."""
 
 Problems = Sequence[tuple[ClientId, str]]
-"""Who could not take part in a round, and why."""
+"""Clients that could not take part in a round, and the reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RoundSettings:
 
     Attributes:
         aggregation: The ledger's name of it.
-        keep: Which updates to keep.
+        keep: Policy by which updates are kept.
         dtype: How the ledger stores updates.
         budget: Bytes that the ledger may take; None for any number.
         min_clients: Usable updates that a round needs.
@@ -160,7 +160,7 @@ def local_training(
 
     Args:
         messages: The messages that ask for training.
-        usual: What holds where a message says nothing of it.
+        usual: Local training if a message does not name one.
 
     Raises:
         InvalidInputError: If a learning rate, momentum, batch size or number of epochs

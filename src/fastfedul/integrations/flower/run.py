@@ -85,14 +85,14 @@ class RecordedRun:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The model of now as Flower's arrays."""
+        """The current model as Flower's arrays."""
         if self._arrays is None:
             self._arrays = to_record(self.model, self._order)
         return self._arrays
 
     @property
     def model(self) -> Model:
-        """The model of now."""
+        """The current model."""
         if self._model is None:
             self._model = self.ledger.final
         return self._model
