@@ -162,6 +162,13 @@ def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
     np.testing.assert_allclose(flat, model_of(ledger), rtol=1e-6)
 
 
+def test_a_dry_run_of_every_client_warns(ledger: Path) -> None:
+    found = run("forget", ledger, *NAMES, "--dry-run")
+    assert "warning: nobody stays: " in found.stderr
+    told = run_json("forget", ledger, *NAMES, "--dry-run")["warnings"]
+    assert any(text.startswith("nobody stays: ") for text in told)
+
+
 def test_a_dry_run_leaves_the_ledger_alone_but_writes_the_model(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -389,7 +396,7 @@ def test_strange_client_names_are_printed_harmlessly(tmp_path: Path) -> None:
 def test_help_and_version() -> None:
     assert "Exit codes" in run("--help").stdout
     assert run("--version").stdout.startswith("fastfedul ")
-    assert "Whom to forget" in run("forget", "--help").stdout
+    assert "Clients to forget" in run("forget", "--help").stdout
     run("frget", code=2)
 
 
