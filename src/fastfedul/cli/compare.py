@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,8 @@ from fastfedul.cli.output import (
     show_seconds,
     warn,
 )
-from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
+from fastfedul.errors import InvalidInputError
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def compare_methods(
     `fastfedul compare my-run --methods fast-fedul,my_module:MyMethod`,
     `fastfedul compare my-run --seeds 0,1,2 --csv rows.csv --latex table.tex`
     """
-    with _errors_as_json(json), _telling_how_to_go_on():
+    with telling_how_to_go_on(_how_to_go_on):
         settings = read_settings(set_ or ())
         names = named_methods(methods, settings)
         numbers = read_seeds(seeds) if seeds is not None else ()
@@ -136,7 +135,7 @@ def write_report(
     that was retrained without those who have gone. The page stands alone: it needs no
     network and no other file.
     """
-    with _errors_as_json(json), _telling_how_to_go_on():
+    with telling_how_to_go_on(_how_to_go_on):
         check_page(path, out_file)
         found = _found_for_report(path, forget or (), damping)
         page = write_page(path, found, out_file)
@@ -374,32 +373,9 @@ def _percent(found: ComparisonTable, means: ModelMeans, name: str) -> str:
     return f"{spread.mean:.1%} [{100 * low:.1f} to {100 * high:.1f}]"
 
 
-@contextmanager
-def _errors_as_json(wanted: bool) -> Iterator[None]:
-    """Print an error as a JSON object, for a script that asked for JSON."""
-    try:
-        yield
-    except FastFedULError as error:
-        if not wanted:
-            raise
-        print_json({"error": str(error)})
-        raise typer.Exit(1) from None
-
-
-@contextmanager
-def _telling_how_to_go_on() -> Iterator[None]:
-    """Tell a user who stops a comparison, on standard error, how to go on with it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        command = shlex.join(["fastfedul", *sys.argv[1:]])
-        err().print(
-            "stopped; trained rounds and retrained models are kept; go on with: "
-            + command,
-            markup=False,
-            soft_wrap=True,
-        )
-        raise
+def _how_to_go_on() -> str:
+    kept = "trained rounds and retrained models are kept"
+    return f"stopped; {kept}; go on with: {this_command()}"
 
 
 @contextmanager

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MAX_CLIENTS = 30
-"""More clients do not fit; those forgotten and the largest contributors are shown."""
+"""More clients do not fit; forgotten clients and the largest contributors are shown."""
 MAX_LAYERS = 24
 """More arrays do not fit; the first and the last ones are shown."""
 
@@ -154,7 +154,7 @@ def draw_contributions(
 
 
 def draw_held_back(removed_by_layer: Sequence[tuple[str, float | None]]) -> str:
-    """Return a bar for each array: what was removed, and what was held back.
+    """Return a bar for each array: the removed part, and the part held back.
 
     Args:
         removed_by_layer: Name of each array and the part of the difference that was

@@ -55,7 +55,7 @@ LOOK: dict[str, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-"""What all our pictures have in common, as matplotlib's settings."""
+"""Settings of matplotlib for all pictures."""
 
 _STYLE: dict[str, Any] = {
     **LOOK,
@@ -85,9 +85,9 @@ def draw(
 
     Args:
         name: Short word that makes the identifiers unique in a page.
-        description: What the chart shows, for people who cannot see it.
+        description: Text of the chart, for people who cannot see it.
         height: In units of which the chart is `WIDTH` wide.
-        paint: Puts axes and what they show into an empty figure.
+        paint: Puts axes and marks into an empty figure.
 
     Raises:
         InvalidInputError: If matplotlib is not installed.
@@ -198,7 +198,7 @@ def add_legend(figure: Figure) -> None:
 
 
 def _embeddable(svg: str, name: str, description: str) -> str:
-    """Drop what belongs to a file, make identifiers unique, add the description."""
+    """Drop the file's preamble, make identifiers unique, add the description."""
     body = _SHEET.sub("", svg[svg.index("<svg") :])
     # Only inside tags: matplotlib escapes every < and > of the text between them.
     named = re.sub(r"<[^<>]+>", lambda tag: _with_names(tag[0], name), body)

@@ -63,7 +63,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 """Settings of methods: name of the method, name of the setting, value."""
 
 Say = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of a stage, the work done, and the work in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,20 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         prepared: Data, attack and model of the run.
-        forget: Whom the methods forgot, or who had gone before.
+        forget: Clients that the methods forgot, or that had gone before.
         rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
             has gone, `retrained`.
-        reaction: What Fast-FedUL saw of the others' reaction; None if it was not
+        reaction: Reaction of the others as Fast-FedUL saw it; None if it was not
             asked, or does not look.
-        keeping: Whom optimal keeping prefers.
+        keeping: Chances of attackers and others under optimal keeping.
         damping: Damping of skew scalar, if one was given.
         refused: Methods that could not be used here, or failed, and why.
         settings: Settings of methods, as they were given.
-        caveats: What to know about some of the methods.
+        caveats: Sentences on limits of some of the methods.
         used: Settings with which each row's method ran, as JSON values.
     """
 
@@ -128,7 +128,7 @@ def compare(
 
     Args:
         folder: The run.
-        forget: Whom to forget; by default the attackers that are still there.
+        forget: Clients to forget; by default attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
@@ -291,7 +291,7 @@ def _unchanged(ledger: LedgerReader) -> Iterator[None]:
     """
     before = len(ledger.events())
     changed = FastFedULError(
-        f"the history in {ledger.path} was changed while its methods were compared; "
+        f"the ledger at {ledger.path} changed while its methods were compared; "
         "compare again"
     )
     try:
@@ -311,7 +311,7 @@ def find_methods(
     damping: float | None,
     settings: Settings,
 ) -> dict[str, Method]:
-    """Return methods by name with their settings, and with what only the run can tell.
+    """Return methods by name with their settings, also settings of the run.
 
     Of two methods with one name the second gets a number.
 
@@ -355,7 +355,7 @@ def _free_name(name: str, taken: Set[str]) -> str:
 
 
 def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
-    """Return what the models of a run are asked."""
+    """Return the examples on which the models of a run are measured."""
     own = [data for data in prepared.clients if data.client in target]
     none: Images = prepared.dataset.test_images[:0]
     images = np.concatenate([none, *(data.images for data in own)])
@@ -433,11 +433,11 @@ def retrained_model(
 
     Args:
         folder: The run.
-        prepared: What it works with.
-        ledger: Its history.
-        names: Whom to leave out.
+        prepared: Data and trainer of the run.
+        ledger: The ledger of the run.
+        names: Clients to leave out.
         say: Told how far it is.
-        workers: Those of `start_workers`; None to start some if they are needed.
+        workers: From `start_workers`; None to start some if they are needed.
     """
     config = prepared.config
     request = UnlearnRequest(ledger, frozenset(names))
@@ -446,7 +446,7 @@ def retrained_model(
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
         buffers = frozenset(ledger.initial.buffers)
-        # What is damaged is made anew.
+        # A damaged file is computed again.
         with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
             stored = json.loads(facts.read_text("utf-8"))
             model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
