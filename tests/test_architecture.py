@@ -17,7 +17,7 @@ SRC = Path(fastfedul.__file__).parent
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {
     *("torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"),
-    *("cryptography", "jinja2", "PIL"),
+    *("cryptography", "jinja2", "PIL", "polars"),
 }
 CORE = {"numpy", "safetensors", "blake3", "xxhash", "threadpoolctl", "fastfedul"}
 LONGEST_TEST_FILE = 600
@@ -109,6 +109,9 @@ def test_every_public_name_exists() -> None:
     for name in fastfedul.__all__:
         assert hasattr(fastfedul, name)
     assert list(fastfedul.__all__) == sorted(fastfedul.__all__)
+    assert set(fastfedul.__all__) <= set(dir(fastfedul))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fastfedul.nothing
 
 
 def test_no_file_of_tests_is_about_more_than_one_idea() -> None:
@@ -120,3 +123,18 @@ def test_no_file_of_tests_is_about_more_than_one_idea() -> None:
         if (count := len(file.read_text("utf-8").splitlines())) > LONGEST_TEST_FILE
     }
     assert long == {}, f"split these by ideas, builders go to tests/support: {long}"
+
+
+def test_a_public_name_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, fastfedul\n"
+        "print(*(n for n in sys.modules if n.startswith(('fastfedul', 'numpy'))))\n"
+        "fastfedul.errors_before = 'fastfedul.errors' in sys.modules\n"
+        "fastfedul.InvalidInputError\n"
+        "print(fastfedul.errors_before, 'fastfedul.errors' in sys.modules, "
+        "'numpy' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == ["fastfedul", "False True False"]

@@ -3,36 +3,36 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastfedul.errors import (
-    FastFedULError,
-    InvalidInputError,
-    LedgerDamagedError,
-    LedgerError,
-    LedgerLockedError,
-    UnknownClientError,
-    UnlearnRefusedError,
-)
-from fastfedul.federation.aggregation import Aggregation
-from fastfedul.forgetting.requests import (
-    AppliedRequest,
-    add_request,
-    apply_requests,
-    cancel_request,
-)
-from fastfedul.forgetting.service import Forgetting, erase, forget, preview
-from fastfedul.ledger.disk import DiskLedger, LedgerReader
-from fastfedul.ledger.keeping import Keep
-from fastfedul.ledger.memory import MemoryLedger
-from fastfedul.ledger.protocol import Ledger, params_at, read_round
-from fastfedul.ledger.verify import verify
-from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.removal import Removal
-from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar
-from fastfedul.methods.protocol import Method, Needs, UnlearnRequest, UnlearnResult
-from fastfedul.params import Params
-from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
-
 if TYPE_CHECKING:
+    from fastfedul.errors import (
+        FastFedULError,
+        InvalidInputError,
+        LedgerDamagedError,
+        LedgerError,
+        LedgerLockedError,
+        UnknownClientError,
+        UnlearnRefusedError,
+    )
+    from fastfedul.federation.aggregation import Aggregation
+    from fastfedul.forgetting.requests import (
+        AppliedRequest,
+        add_request,
+        apply_requests,
+        cancel_request,
+    )
+    from fastfedul.forgetting.service import Forgetting, erase, forget, preview
+    from fastfedul.ledger.disk import DiskLedger, LedgerReader
+    from fastfedul.ledger.keeping import Keep
+    from fastfedul.ledger.memory import MemoryLedger
+    from fastfedul.ledger.protocol import Ledger, params_at, read_round
+    from fastfedul.ledger.verify import verify
+    from fastfedul.methods.fast_fedul.method import FastFedUL
+    from fastfedul.methods.fast_fedul.removal import Removal
+    from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar
+    from fastfedul.methods.protocol import Method, Needs, UnlearnRequest, UnlearnResult
+    from fastfedul.params import Params
+    from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
+    from fastfedul.report.comparison_table import ComparisonTable, compare
     from fastfedul.runs.config import RunConfig
     from fastfedul.runs.training import train
 
@@ -40,6 +40,7 @@ __all__ = [
     "Aggregation",
     "AppliedRequest",
     "ClientUpdate",
+    "ComparisonTable",
     "DiskLedger",
     "FastFedUL",
     "FastFedULError",
@@ -71,6 +72,7 @@ __all__ = [
     "add_request",
     "apply_requests",
     "cancel_request",
+    "compare",
     "erase",
     "forget",
     "params_at",
@@ -80,14 +82,65 @@ __all__ = [
     "verify",
 ]
 
-_OF_RUNS = {
-    "RunConfig": "fastfedul.runs.config",
-    "train": "fastfedul.runs.training",
+_MODULE_OF = {
+    "Aggregation": "federation.aggregation",
+    "AppliedRequest": "forgetting.requests",
+    "ClientUpdate": "records",
+    "ComparisonTable": "report.comparison_table",
+    "DiskLedger": "ledger.disk",
+    "FastFedUL": "methods.fast_fedul.method",
+    "FastFedULError": "errors",
+    "ForgetRequest": "records",
+    "Forgetting": "forgetting.service",
+    "InvalidInputError": "errors",
+    "Keep": "ledger.keeping",
+    "Kronecker": "methods.fast_fedul.skews",
+    "Ledger": "ledger.protocol",
+    "LedgerDamagedError": "errors",
+    "LedgerError": "errors",
+    "LedgerLockedError": "errors",
+    "LedgerReader": "ledger.disk",
+    "LocalSGD": "records",
+    "MemoryLedger": "ledger.memory",
+    "Method": "methods.protocol",
+    "Model": "records",
+    "Needs": "methods.protocol",
+    "NoSkew": "methods.fast_fedul.skews",
+    "Params": "params",
+    "Removal": "methods.fast_fedul.removal",
+    "Round": "records",
+    "RunConfig": "runs.config",
+    "Scalar": "methods.fast_fedul.skews",
+    "UnknownClientError": "errors",
+    "UnlearnRefusedError": "errors",
+    "UnlearnRequest": "methods.protocol",
+    "UnlearnResult": "methods.protocol",
+    "add_request": "forgetting.requests",
+    "apply_requests": "forgetting.requests",
+    "cancel_request": "forgetting.requests",
+    "compare": "report.comparison_table",
+    "erase": "forgetting.service",
+    "forget": "forgetting.service",
+    "params_at": "ledger.protocol",
+    "preview": "forgetting.service",
+    "read_round": "ledger.protocol",
+    "train": "runs.training",
+    "verify": "ledger.verify",
 }
-"""Names whose modules are imported when somebody asks for them."""
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_RUNS:
+    """Return a public name; its module is imported when somebody asks for the name.
+
+    So `fastfedul --help` and programs that need one name do not wait for all modules.
+    """
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_OF_RUNS[name]), name)
+    found = getattr(import_module(f"fastfedul.{_MODULE_OF[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,8 @@
 """The errors a caller may want to tell apart; each message is one line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 
 class FastFedULError(Exception):
@@ -72,3 +73,14 @@ def require_extra(extra: str, what: str) -> Iterator[None]:
         raise InvalidInputError(
             f"{what}; install it with pip install 'fastfedul[{extra}]'"
         ) from None
+
+
+def name_some(names: Iterable[str], most: int = 3) -> str:
+    """Return the first of some names, for a message.
+
+    >>> name_some(["a", "b", "c", "d"])
+    'a, b, c …'
+    """
+    first = list(islice(names, most + 1))
+    more = " …" if len(first) > most else ""
+    return ", ".join(f"{name:.80}" for name in first[:most]) + more

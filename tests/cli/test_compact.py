@@ -37,7 +37,7 @@ def history_of(path: Path) -> str:
 def test_without_yes_and_without_a_terminal_nothing_happens(ledger: Path) -> None:
     found = run("ledger", "compact", ledger, code=1)
     assert "add --yes" in found.stderr
-    assert "What is lost" in found.stdout
+    assert "Losses:" in found.stdout
     assert history_of(ledger) == "rounds"
     facts = json.loads(run("ledger", "compact", ledger, "--dry-run", "--json").stdout)
     assert facts["dry_run"]
@@ -60,7 +60,7 @@ def test_on_a_terminal_it_asks_first(ledger: Path) -> None:
         os.close(ours)
         os.close(theirs)
         assert asked.returncode == code, error.decode()
-        assert b"What is lost" in out
+        assert b"Losses:" in out
         assert b"Remove the rounds for good?" in error
         assert b"Traceback" not in error
         assert history_of(ledger) == history
@@ -78,7 +78,7 @@ def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> N
     rows = run_json("ledger", "clients", ledger)["clients"]
     assert [(row["kept"], row["summed"]) for row in rows] == [(0, 6)] * 3
     assert run_json("ledger", "verify", ledger)["chain_covers_updates"] is False
-    assert "not what was sent" in run("ledger", "verify", ledger).stdout
+    assert "not the updates" in run("ledger", "verify", ledger).stdout
     for options in (("--damping", 0.07), ("--skew", "none")):
         refused = run("forget", ledger, "bob", *options, code=1).stderr
         told = " ".join(refused.split())

@@ -104,7 +104,7 @@ def interrupted(folder: Path, ready: Callable[[], bool]) -> str:
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert "Traceback" not in said
     return said.strip().splitlines()[-1]
 

@@ -131,6 +131,13 @@ def test_the_model_written_has_the_names_shapes_and_dtypes_it_came_with(
     np.testing.assert_allclose(flat, model_of(ledger), rtol=1e-6)
 
 
+def test_a_dry_run_of_every_client_warns(ledger: Path) -> None:
+    found = run("forget", ledger, *NAMES, "--dry-run")
+    assert "warning: nobody stays: " in found.stderr
+    told = run_json("forget", ledger, *NAMES, "--dry-run")["warnings"]
+    assert any(text.startswith("nobody stays: ") for text in told)
+
+
 def test_a_dry_run_leaves_the_ledger_alone_but_writes_the_model(
     ledger: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +169,7 @@ def test_a_table_keeps_words_whole_on_a_narrow_screen(
 
 def test_history_that_is_kept_is_told(ledger: Path) -> None:
     shown = run("forget", ledger, "ann", "--keep-history")
-    assert "History kept" in shown.stdout
+    assert "Not erased" in shown.stdout
     assert "not a guarantee" in " ".join(shown.stdout.split())
     listed = run_json("ledger", "clients", ledger)["clients"]
     assert listed[0]["state"] == "forgotten"
@@ -173,7 +180,7 @@ def test_erasing_can_be_done_at_once_or_later(ledger: Path) -> None:
     run("forget", ledger, "ann", "--keep-history")
     cleaned = model_of(ledger)
     again = one_line(run("forget", ledger, "ann", "--keep-history", code=1))
-    assert "was forgotten already, and its history kept" in again
+    assert "was forgotten already, and its updates were kept" in again
     found = run_json("forget", ledger, "ann")
     assert found["erased"] is True
     repeated = run_json("forget", ledger, "ann")
@@ -359,7 +366,7 @@ def test_strange_client_names_are_printed_harmlessly(tmp_path: Path) -> None:
 def test_help_and_version() -> None:
     assert "Exit codes" in run("--help").stdout
     assert run("--version").stdout.startswith("fastfedul ")
-    assert "Whom to forget" in run("forget", "--help").stdout
+    assert "Clients to forget" in run("forget", "--help").stdout
     run("frget", code=2)
 
 

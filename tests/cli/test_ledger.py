@@ -200,8 +200,9 @@ def test_verify_reports_what_cannot_be_opened_as_a_problem(
 def test_verify_of_what_is_no_ledger_stays_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         found = run("ledger", "verify", path, "--json", code=1)
-        assert found.stdout == ""
-        assert found.stderr.startswith("error: ")
+        assert list(json.loads(found.stdout)) == ["error"]
+        assert found.stderr == ""
+        assert run("ledger", "verify", path, code=1).stderr.startswith("error: ")
 
 
 def shown_training(path: Path) -> str:

@@ -1,17 +1,25 @@
-"""What the command line makes of errors that nobody explained."""
+"""The command line as a whole: its contents, its help, its errors."""
 
 from __future__ import annotations
 
 import errno
+import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
 from fastfedul.cli import main
+from fastfedul.forgetting.requests import add_request
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,7 @@ def test_an_error_of_the_system_is_one_line_with_the_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail() -> None:
+    def fail(*, standalone_mode: bool) -> None:
         raise error
 
     monkeypatch.setattr(main, "app", fail)
@@ -43,31 +51,196 @@ def test_an_error_of_the_system_is_one_line_with_the_file(
     assert not sys.stdout.closed
 
 
+def loaded(command: click.Command) -> click.Command:
+    """Return the command behind a line of the contents."""
+    return command.load() if isinstance(command, main.Verb) else command
+
+
 def commands_of(command: click.Command, *names: str) -> Iterator[tuple[str, ...]]:
     """Yield the names of every verb, alone and with each of its subverbs."""
     yield names
+    command = loaded(command)
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from commands_of(inner, *names, name)
 
 
-@pytest.mark.parametrize(
-    "names", list(commands_of(get_command(main.app))), ids=" ".join
-)
-def test_help_is_whole_on_80_columns(names: tuple[str, ...]) -> None:
-    found = CliRunner(env={"COLUMNS": "80"}).invoke(main.app, [*names, "--help"])
-    shown = click.unstyle(found.stdout)
-    words = shown.split()
+def find(names: tuple[str, ...]) -> click.Command:
     command = get_command(main.app)
     for name in names:
         assert isinstance(command, click.Group)
-        command = command.commands[name]
+        command = loaded(command.commands[name])
+    return command
 
+
+ALL = list(commands_of(get_command(main.app)))
+
+
+def shown_help(*names: str) -> str:
+    found = CliRunner(env={"COLUMNS": "80"}).invoke(main.app, [*names, "--help"])
     assert found.exit_code == 0
+    return click.unstyle(found.stdout)
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_is_whole_on_80_columns(names: tuple[str, ...]) -> None:
+    shown = shown_help(*names)
+    assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
+    command, words = find(names), shown.split()
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             metavar = option.make_metavar(click.Context(command))
             takes = [] if metavar == "BOOLEAN" else [metavar]
             for word in (*option.opts, *option.secondary_opts, *takes):
                 assert word in words, f"{word} is cut"
+
+
+@pytest.mark.parametrize(
+    "names", [names for names in ALL if isinstance(find(names), click.Group)]
+)
+def test_the_contents_have_a_line_for_each_verb(names: tuple[str, ...]) -> None:
+    group = find(names)
+    assert isinstance(group, click.Group)
+    lines = [line.strip("│ ") for line in shown_help(*names).splitlines()]
+    for name, command in group.commands.items():
+        summary = command.get_short_help_str(limit=200)
+        assert summary.endswith(".")
+        [line] = [line for line in lines if line.split()[:1] == [name]]
+        assert line.split(maxsplit=1)[1] == summary
+
+
+def test_the_contents_import_no_verb() -> None:
+    code = (
+        "import atexit, sys\n"
+        "from fastfedul.cli import main\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "sys.argv[1:] = ['--help']\n"
+        "main.run()"
+    )
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded_modules = set(found.stderr.split())
+    assert not loaded_modules & {"numpy", "pydantic", "blake3", "safetensors"}
+    own = {name for name in loaded_modules if name.startswith("fastfedul.")}
+    assert own == {
+        *("fastfedul.cli", "fastfedul.cli.main", "fastfedul.cli.stopping"),
+        "fastfedul.errors",
+    }
+
+
+@pytest.mark.parametrize("option", ["method", "skew", "damping", "erase"])
+def test_an_option_of_forgetting_says_the_same_everywhere(option: str) -> None:
+    texts, flags = {}, set()
+    for names in ALL:
+        for found in find(names).params:
+            if isinstance(found, click.Option) and f"--{option}" in found.opts:
+                texts[names] = str(found.help).partition(" [")[0]
+                flags.add((*found.opts, *found.secondary_opts))
+    assert {("train",), ("forget",), ("request", "apply")} <= set(texts)
+    assert len(set(texts.values())) == 1, texts
+    assert len(flags) == 1
+
+
+FAILING = [
+    (("forget", "none", "ann"), 1, "there is nothing at none"),
+    (("train", "run", "--data", "minst"), 1, "no data set 'minst'"),
+    (("train",), 2, "Missing argument 'RUN'"),
+    (("train", "run", "--rounds", "many"), 2, "'many' is not a valid integer"),
+    (("train", "run", "--speed", "9"), 2, "No such option: --speed"),
+    (("certificate", "check", "none.json"), 2, "cannot read none.json"),
+    (("demo", "--out", "taken"), 1, "is no run of ours"),
+    (("evaluate", "none"), 1, "there is no run at none"),
+    (("compare", "none"), 1, "there is no run at none"),
+    (("report", "none"), 1, "there is no run at none"),
+    (("data", "show", "minst"), 1, "no data set 'minst'"),
+    (("request", "add", "none", "ann"), 1, "there is nothing at none"),
+    (("key", "show", "none.pem"), 1, "cannot read the key none.pem"),
+    (("methods", "more"), 2, "unexpected extra argument"),
+    (("ledger", "info", "none"), 1, "there is nothing at none"),
+    (("flower", "disk"), 2, "Missing option"),
+    (("nonsense",), 2, "No such command 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "told"), FAILING)
+def test_an_error_with_json_is_one_json_object(
+    words: tuple[str, ...],
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "taken").touch()
+    monkeypatch.chdir(tmp_path)
+    for extra in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["fastfedul", *words, *extra])
+        with pytest.raises(SystemExit) as caught:
+            main.run()
+        assert caught.value.code == code
+        said = capsys.readouterr()
+        if extra:
+            found = json.loads(said.out)
+            assert list(found) == ["error"]
+            assert told in found["error"]
+            assert said.err == ""
+        else:
+            assert said.out == ""
+            shown = " ".join(click.unstyle(said.err).replace("│", " ").split())
+            assert told in shown
+    assert {path.name for path in tmp_path.iterdir()} == {"taken"}
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_80_columns_break_no_digest_path_or_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a-folder-whose-name-alone-takes-more-than-half-of-a-line"
+    folder.mkdir()
+    ledger, key = folder / "ledger", folder / "key.pem"
+    zero = Params.of({"x": np.zeros(2, np.float32)})
+    update = Params.of({"x": np.ones(2, np.float32)})
+    names = ("ann", "bob", "cyd")
+    with DiskLedger.create(ledger, Model(zero)) as opened:
+        opened.append(
+            Round(0, tuple(ClientUpdate(name, 1 / 3, update) for name in names))
+        )
+    for name in names[:2]:
+        add_request(ledger, name)
+    monkeypatch.setenv("FASTFEDUL_KEY", str(key))
+    runner, seen = CliRunner(env={"COLUMNS": "80"}), 0
+    certificate = folder / "certificates" / "1.json"
+    for words in (
+        ("key", "new", key),
+        ("key", "show", key),
+        ("request", "apply", ledger),
+        ("request", "list", ledger),
+        ("ledger", "info", ledger),
+        ("ledger", "verify", ledger),
+        ("certificate", "check", certificate),
+        ("forget", ledger, "cyd", "--keep-history"),
+    ):
+        shown = runner.invoke(main.app, [*map(str, words)], catch_exceptions=False)
+        assert shown.exit_code == 0
+        if words[:2] in (("key", "new"), ("request", "apply")) or words[0] == "forget":
+            assert str(folder) in shown.stdout
+            continue
+        found = runner.invoke(main.app, [*map(str, words), "--json"]).stdout
+        facts = json.loads(found)
+        facts.pop("events", None)
+        if words[0] == "certificate":
+            inner = facts.pop("certificate")
+            facts |= {"applied": inner["applied"], "model": inner["model"]}
+        for text in texts_of(facts):
+            if re.fullmatch(r"[0-9a-f]{64}|/\S+|\d{4}-\d\d-\d\dT\S+", text):
+                assert text in shown.stdout, (words, text)
+                seen += 1
+    assert seen > 10

@@ -135,7 +135,7 @@ def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
 
 
 def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -> None:
-    assert "Nobody has asked" in run("request", "list", ledger).stdout
+    assert "There is no request" in run("request", "list", ledger).stdout
     run("request", "add", ledger, "cyd", "--reason", "moved [bold]away[/bold]")
     assert "Request 2" in run("request", "add", ledger, "bob").stdout
     run("request", "add", ledger, "ann")

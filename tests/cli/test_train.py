@@ -129,7 +129,7 @@ def test_options_have_the_names_and_defaults_that_are_promised() -> None:
         assert f"[{value}]" in shown
     for number in (default.local.lr, default.local.momentum):
         assert f"[{number:g}]" in shown
-    assert "[10, or those the file names]" in shown
+    assert "[10, or as in the file]" in shown
 
 
 @pytest.mark.parametrize("verb", ["train", "demo", "data list", "data show"])

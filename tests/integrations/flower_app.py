@@ -274,7 +274,7 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
         "prox": run(grid, folder, "prox", everybody(FedProx, proximal_mu=0.1)),
         "median": run(grid, folder, "median", median),
         "trimmed": run(grid, folder, "trimmed", trimmed),
-        "sampled": run(grid, folder, "sampled", keep="optimal:2", store="int8"),
+        "sampled": run(grid, folder, "sampled", keep="optimal:2", dtype="int8"),
         "sums": run(grid, folder, "sums", keep="sums", budget=10**8),
         "some": run(grid, folder, "some", FedAvg(fraction_train=0.4), num_rounds=4),
         "faults": run(grid, folder, "faults", faults=broken, num_rounds=6),

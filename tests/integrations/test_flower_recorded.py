@@ -308,6 +308,31 @@ def test_who_was_seen_is_kept_beside_the_ledger(scenarios: Scenarios) -> None:
     assert json.loads(text) == {"clients": dict.fromkeys(CLIENTS)}
 
 
+def test_the_log_has_flowers_own_lines(scenarios: Scenarios) -> None:
+    log = (scenarios.folder / "log.txt").read_text("utf-8")
+    for line in (
+        "Starting Recorded strategy:",
+        "Number of rounds: 4",
+        "Initial global evaluation results: {'sum':",
+        "└──> Aggregated MetricRecord: {'loss':",
+        "Global evaluation",
+        "└──> MetricRecord: {'sum':",
+        "Strategy execution finished in ",
+        "Final results:",
+        "ServerApp-side Evaluate Metrics:",
+    ):
+        assert line in log, line
+
+
+def test_a_finished_run_says_how_to_train_more(scenarios: Scenarios) -> None:
+    log = (scenarios.folder / "log.txt").read_text("utf-8")
+    told = "all 3 rounds are recorded; raise num_rounds"
+    assert log.count(told) == 1
+    _, _, rest = log.partition(told)
+    assert "going on with round 4 of " in rest
+    assert "[ROUND" not in rest.partition("Final results:")[0]
+
+
 def test_a_killed_server_goes_on_and_no_round_is_lost_or_doubled(
     simulations: Simulations, tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ def test_what_is_recorded_already_is_refused(tmp_path: Path) -> None:
     [
         ({"keep": "most"}, "cannot read the policy"),
         ({"keep_use": "lose"}, "use is store or aggregate"),
-        ({"store": "float8"}, "store is 'float8'"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
         ({"min_clients": 0}, "min_clients is 0"),
         ({"max_repeats": -1}, "max_repeats is -1"),
         ({"max_norm_ratio": 1.0}, "max_norm_ratio is 1"),

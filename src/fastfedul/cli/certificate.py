@@ -1,4 +1,4 @@
-"""`fastfedul certificate`: check what a certificate says."""
+"""`fastfedul certificate`: check a certificate against its signature and ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fastfedul.cli.output import JsonFlag, err, out, print_facts, print_json, show_name
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_error,
+    print_facts,
+    print_json,
+    show_name,
+)
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import conclusions, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
@@ -20,15 +28,7 @@ from fastfedul.ledger.store.folder import INDEX
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 
 
-app = typer.Typer(
-    help="Check certificates: what was removed, who signed, whether it holds.",
-    no_args_is_help=True,
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Check certificates: what was removed, who signed, whether it holds."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("check")
@@ -49,12 +49,12 @@ def check_certificate(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check a certificate, and say what may be concluded from it.
+    """Check a certificate, and say which conclusions it allows.
 
-    It checks the signature; where the ledger is to be had, that its log, its history
-    and its model say the same; and, while the history was kept, it computes the
-    forgetting again. Exit codes: 0 everything that could be checked holds; 1 something
-    does not, or nothing could be checked; 2 no certificate, key or ledger there.
+    It checks the signature. If the ledger is there, it compares the log, the rounds and
+    the model with the certificate. If the ledger still has the clients' updates, it
+    computes the forgetting again. Exit codes: 0 all checks that were possible hold; 1 a
+    check fails, or none was possible; 2 no certificate, key or ledger is there.
 
     Example: `fastfedul certificate check RUN/certificates/1.json --public-key KEY.pub`
     """
@@ -67,7 +67,7 @@ def check_certificate(
         except LedgerDamagedError:
             raise
         except (InvalidInputError, LedgerError) as error:
-            err().print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
         with err().status("checking"):
             result = audit(found, ledger, key)
@@ -107,7 +107,7 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
         f"Certificate: {_plain(found['action'])} {names}",
         [
             ("applied", _plain(found["applied"])),
-            ("history", _plain(found["history"])),
+            ("updates", _plain(found["history"])),
             ("rounds", f"{found['rounds']['taken_part']} of "
                        f"{found['rounds']['recorded']}"),
             ("kept of their share", "-" if coverage is None else f"{coverage:.1%}"),
@@ -140,5 +140,5 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return text that is safe to print, whoever wrote it."""
+    """Return text that is safe to print, from any author."""
     return text if text.isprintable() else repr(text)

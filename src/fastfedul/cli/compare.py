@@ -16,14 +16,18 @@ from fastfedul.cli.output import (
     out,
     print_json,
     print_table,
+    show_name,
     show_seconds,
+    warn,
 )
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError
-from fastfedul.evaluate.intervals import Proportion
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 
 if TYPE_CHECKING:
-    from fastfedul.runs.comparison import Comparison, Say
+    from fastfedul.report.comparison_table import ComparisonTable
+    from fastfedul.report.model_rows import ModelMeans
+    from fastfedul.runs.comparison import Say
 
 PAGE = "report.html"
 USUAL_METHODS = ",".join(SHOWN_BY_DEFAULT)
@@ -54,6 +58,23 @@ SetOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", help=f"Where the page goes; RUN/{PAGE}.")
 ]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEEDS",
+        help="Compare the runs of these seeds, such as 0,1,2, and show means. Missing "
+        "runs are trained beside RUN, as RUN-seed-1, with its configuration.",
+    ),
+]
+CsvOption = Annotated[
+    Path | None,
+    typer.Option("--csv", help="Also write every row to this file, with its seed."),
+]
+LatexOption = Annotated[
+    Path | None, typer.Option("--latex", help="Also write a LaTeX table to this file.")
+]
+_LONG_NAME = 20
+"""A longer name of a method would leave the numbers of a table no room."""
 
 
 def compare_methods(
@@ -62,7 +83,10 @@ def compare_methods(
     methods: MethodsOption = USUAL_METHODS,
     damping: DampingNumber = None,
     set_: SetOption = None,
+    seeds: SeedsOption = None,
     out_file: OutOption = None,
+    csv: CsvOption = None,
+    latex: LatexOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare ways to forget with the model before and with true retraining.
@@ -71,16 +95,30 @@ def compare_methods(
     everything else: seed, split, draws, initial model. It is done once and kept in the
     run. Other methods than Fast-FedUL ask clients to train, so they take longer. A
     page with pictures is written beside the numbers.
+
+    Examples: `fastfedul compare my-run --methods all`,
+    `fastfedul compare my-run --methods fast-fedul,my_module:MyMethod`,
+    `fastfedul compare my-run --seeds 0,1,2 --csv rows.csv --latex table.tex`
     """
-    names = named_methods(methods)
-    settings = read_settings(set_ or ())
-    check_page(path, out_file)
-    found = run_comparison(path, forget or (), names, damping, settings)
-    page = write_page(path, found, out_file)
-    if json:
-        print_json(comparison_json(found, page))
-    else:
-        show_comparison(found, page)
+    with telling_how_to_go_on(_how_to_go_on):
+        settings = read_settings(set_ or ())
+        names = named_methods(methods, settings)
+        numbers = read_seeds(seeds) if seeds is not None else ()
+        check_page(path, out_file)
+        check_file(path, csv, "--csv", ".csv")
+        check_file(path, latex, "--latex", ".tex")
+        found = run_comparison(
+            path, forget or (), names, damping, settings, numbers, hidden=json
+        )
+        if csv is not None:
+            found.to_csv(csv)
+        if latex is not None:
+            found.to_latex(latex)
+        page = _page_or_warning(path, found, out_file)
+        if json:
+            print_json(comparison_json(found, page))
+        else:
+            show_comparison(found, page)
 
 
 def write_report(
@@ -97,18 +135,20 @@ def write_report(
     that was retrained without those who have gone. The page stands alone: it needs no
     network and no other file.
     """
-    check_page(path, out_file)
-    found = _found_for_report(path, forget or (), damping)
-    page = write_page(path, found, out_file)
-    if json:
-        print_json({"report": str(page)})
-    else:
-        out().print(f"report: {page}", markup=False, soft_wrap=True)
+    with telling_how_to_go_on(_how_to_go_on):
+        check_page(path, out_file)
+        found = _found_for_report(path, forget or (), damping)
+        page = write_page(path, found, out_file)
+        if json:
+            print_json({"report": str(page)})
+        else:
+            out().print(f"report: {page}", markup=False, soft_wrap=True)
 
 
 def _found_for_report(
     path: Path, forget: Sequence[str], damping: float | None
-) -> Comparison:
+) -> ComparisonTable:
+    from fastfedul.report.comparison_table import table_of
     from fastfedul.runs.comparison import active_attackers, look_back
     from fastfedul.runs.preparation import prepare
     from fastfedul.runs.training import load_config
@@ -116,18 +156,43 @@ def _found_for_report(
     if forget or active_attackers(path, prepare(load_config(path))):
         return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
     with _progress() as say:
-        return look_back(path, say)
+        return table_of(look_back(path, say))
 
 
-def named_methods(text: str) -> tuple[str, ...]:
+def named_methods(
+    text: str, settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[str, ...]:
     """Return the methods that the option names, none twice.
 
-    `all` leaves out retraining, which every comparison has as its reference.
+    `all` leaves out retraining, which every comparison has as its reference, and
+    methods that cannot be made without settings which nobody gave.
     """
-    if text == "all":
-        found = [m.name for m in list_methods() if not (m.is_retraining or m.problem)]
-        return tuple(found)
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    names: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if name != "all":
+            names.append(name)
+            continue
+        for entry in list_methods():
+            unset = entry.needs is None and entry.name not in (settings or {})
+            if not (entry.is_retraining or entry.problem or unset):
+                names.append(entry.name)
+    return tuple(dict.fromkeys(names))
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds that the option names, none twice.
+
+    >>> read_seeds("2, 0,1")
+    (2, 0, 1)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
+    if wrong:
+        raise InvalidInputError(
+            f"cannot read --seeds {text!r:.60}; write whole numbers with commas, such "
+            "as 0,1,2"
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def run_comparison(
@@ -136,102 +201,190 @@ def run_comparison(
     methods: Sequence[str],
     damping: float | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Comparison:
-    """Compare, with a progress bar on standard error."""
-    from fastfedul.runs.comparison import compare
+    seeds: Sequence[int] = (),
+    *,
+    hidden: bool = True,
+) -> ComparisonTable:
+    """Compare, with a progress bar on standard error.
 
-    with _progress() as say:
+    Args:
+        path: The run.
+        forget: Clients to forget; the attackers if there is none.
+        methods: Names of methods.
+        damping: Damping of skew scalar.
+        settings: Settings of methods, by name of the method and of the setting.
+        seeds: Seeds whose runs are compared; none for the run alone.
+        hidden: Whether to print no lines where standard error is no terminal.
+    """
+    from fastfedul.report.comparison_table import compare
+
+    with _progress(lines=bool(seeds) and not hidden) as say:
         return compare(
-            path, forget, methods=methods, damping=damping, settings=settings, say=say
+            path,
+            forget,
+            methods=methods,
+            damping=damping,
+            settings=settings,
+            seeds=seeds,
+            say=say,
         )
 
 
 def check_page(path: Path, out_file: Path | None) -> None:
     """Raise if the page would be written over what belongs to the run."""
-    if out_file is None:
+    check_file(path, out_file, "--out", ".html")
+
+
+def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
+    """Raise if a file cannot be written, or only over a file of the run.
+
+    A comparison may take hours, so this is found out before.
+    """
+    if file is None:
         return
-    place, run = out_file.resolve(), path.resolve()
-    own = place.is_relative_to(run) and place.exists() and place.suffix != ".html"
+    place, run = file.resolve(), path.resolve()
+    own = place.is_relative_to(run) and place.exists() and place.suffix != suffix
     if own or place.is_relative_to(run / "ledger"):
         raise InvalidInputError(
-            f"--out {out_file} is a place of the run itself; name an .html file"
+            f"{option} {file} is a place of the run itself; name a file that ends in "
+            f"{suffix}"
         )
+    if place.is_dir() or not place.parent.is_dir():
+        why = "is a folder" if place.is_dir() else "is in a folder that there is not"
+        raise InvalidInputError(f"{option} {file} {why}; name another file")
 
 
-def write_page(path: Path, found: Comparison, out_file: Path | None) -> Path:
+def write_page(path: Path, found: ComparisonTable, out_file: Path | None) -> Path:
     """Write the HTML page and return its path."""
     from fastfedul.report.of_run import report_of
     from fastfedul.report.page import write_html
 
     page = out_file or path / PAGE
     with err().status("drawing the report"):
-        write_html(page, report_of(path, found))
+        write_html(page, report_of(path, found.comparison))
     return page
 
 
-def comparison_json(found: Comparison, page: Path) -> dict[str, Any]:
-    """Return a comparison as scripts want it."""
-    from fastfedul.report.of_run import row_of
-    from fastfedul.report.tables import rows_to_json
+def _page_or_warning(
+    path: Path, found: ComparisonTable, out_file: Path | None
+) -> Path | None:
+    """Write the page; warn if it cannot be written and nobody named its place."""
+    try:
+        return write_page(path, found, out_file)
+    except InvalidInputError as error:
+        if out_file is not None:
+            raise
+        warn(f"no page was written: {error}")
+        return None
 
-    seen = found.reaction
-    rows = rows_to_json([row_of(row) for row in found.rows])
-    for row, evaluation in zip(rows, found.rows, strict=True):
-        near, member = evaluation.closeness, evaluation.membership
-        row["last_layer_angle_degrees"] = row["angle_degrees"]
-        row["angle_degrees"] = near.angle_degrees if near else None
-        row["mia_tpr_at_1_fpr"] = member.tpr_at_1_fpr if member else None
-        row["mia_auc_interval"] = member.auc_interval if member else None
-        row["kl"] = evaluation.kl
-        change = evaluation.change
-        row["prediction_change"] = change.mean_distance if change else None
+
+def comparison_json(found: ComparisonTable, page: Path | None) -> dict[str, Any]:
+    """Return a comparison as scripts want it."""
+    own = found.comparison
+    seen = own.reaction
     return {
-        "rows": rows,
+        "rows": [dict(row) for row in found.rows],
+        "means": [means.to_json() for means in found.means],
+        "seeds": list(found.seeds),
         "forget": list(found.forget),
-        "damping": found.damping,
+        "damping": own.damping,
         "refused": dict(found.refused),
         "keeping": {
-            "budget": found.keeping.budget,
-            "attackers": found.keeping.attackers,
-            "others": found.keeping.others,
+            "budget": own.keeping.budget,
+            "attackers": own.keeping.attackers,
+            "others": own.keeping.others,
         },
         "removed_by_layer": dict(seen.removed_by_layer) if seen else None,
-        "report": str(page),
+        "report": None if page is None else str(page),
     }
 
 
-def show_comparison(found: Comparison, page: Path) -> None:
+def show_comparison(found: ComparisonTable, page: Path | None) -> None:
     """Print the table anyone understands, and where the page is."""
-    first = found.rows[0]
-    columns = ["", f"model works (of {first.main.total})"]
-    if first.backdoor:
-        columns.append(f"attack works (of {first.backdoor.total})")
+    columns = ["", f"model works{_out_of(found, 'main')}"]
+    attacked = found.rows[0]["backdoor_count"] is not None
+    if attacked:
+        columns.append(f"attack works{_out_of(found, 'backdoor')}")
     columns.append("time taken")
+    labels = _labels([means.method for means in found.means])
     rows = []
-    for row in found.rows:
-        cells = [row.method, _percent(row.main)]
-        if first.backdoor:
-            cells.append(_percent(row.backdoor))
-        cells.append("" if row.method == "before" else show_seconds(row.seconds))
+    for means in found.means:
+        cells = [labels[means.method], _percent(found, means, "main")]
+        if attacked:
+            cells.append(_percent(found, means, "backdoor"))
+        seconds = means.measures["seconds"]
+        cells.append(show_seconds(seconds.mean) if seconds else "")
         rows.append(cells)
-    print_table(f"Forgetting {', '.join(found.forget)}", columns, rows)
-    out().print("In brackets: 95 % intervals.", markup=False)
+    who = ", ".join(show_name(name) for name in found.forget)
+    print_table(f"Forgetting {who}", columns, rows)
+    _tell(_legend(found))
+    for name, label in labels.items():
+        if name != label:
+            _tell(f"{label} is {name}")
     for name, reason in found.refused.items():
-        out().print(f"left out: {name}: {reason}", markup=False, soft_wrap=True)
+        _tell(f"left out: {name}: {reason}")
     for text in found.caveats:
-        out().print(text, markup=False, soft_wrap=True)
-    out().print(f"report: {page}", markup=False, soft_wrap=True)
+        _tell(text)
+    if page is not None:
+        _tell(f"report: {page}")
 
 
-def _percent(proportion: Proportion | None) -> str:
-    if proportion is None or proportion.value is None or proportion.interval is None:
+def _out_of(found: ComparisonTable, name: str) -> str:
+    """Return the number of examples, unless it differs from seed to seed."""
+    totals = {row[f"{name}_count"][1] for row in found.rows}
+    return f" (of {totals.pop()})" if len(totals) == 1 else ""
+
+
+def _tell(text: str) -> None:
+    out().print(text, markup=False, soft_wrap=True)
+
+
+def _legend(found: ComparisonTable) -> str:
+    if len(found.seeds) == 1:
+        return "In brackets: 95 % intervals."
+    seeds = ", ".join(map(str, found.seeds))
+    text = f"Means and standard deviations over the seeds {seeds}."
+    fewer = [m for m in found.means if len(m.seeds) < len(found.seeds)]
+    for means in fewer:
+        text += f" {means.method}: only {', '.join(map(str, means.seeds))}."
+    return text
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Return the label of each method: for a long name, the class alone."""
+    found = {
+        name: name.rpartition(":")[2] if len(name) > _LONG_NAME else name
+        for name in names
+    }
+    shown = list(found.values())
+    return {n: label if shown.count(label) == 1 else n for n, label in found.items()}
+
+
+def _percent(found: ComparisonTable, means: ModelMeans, name: str) -> str:
+    spread = means.measures[name]
+    if spread is None:
         return "-"
-    low, high = proportion.interval
-    return f"{proportion.value:.1%} [{100 * low:.1f} to {100 * high:.1f}]"
+    if len(found.seeds) > 1:
+        return f"{spread.mean:.1%}" + (
+            "" if spread.std is None else f" ± {100 * spread.std:.1f}"
+        )
+    [row] = [row for row in found.rows if row["method"] == means.method]
+    low, high = row[f"{name}_interval"]
+    return f"{spread.mean:.1%} [{100 * low:.1f} to {100 * high:.1f}]"
+
+
+def _how_to_go_on() -> str:
+    kept = "trained rounds and retrained models are kept"
+    return f"stopped; {kept}; go on with: {this_command()}"
 
 
 @contextmanager
-def _progress() -> Iterator[Say]:
+def _progress(*, lines: bool = False) -> Iterator[Say]:
+    """Show the progress on standard error.
+
+    Args:
+        lines: Whether to print a line for each task where there is no terminal.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -240,6 +393,9 @@ def _progress() -> Iterator[Say]:
         TimeRemainingColumn,
     )
 
+    if lines and not err().is_terminal:
+        yield _print_tasks()
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -253,3 +409,14 @@ def _progress() -> Iterator[Say]:
         yield lambda what, done, total: bar.update(
             task, description=what, completed=done, total=total
         )
+
+
+def _print_tasks() -> Say:
+    last: list[str] = []
+
+    def show(what: str, _done: int, _total: int) -> None:
+        if last != [what]:
+            last[:] = [what]
+            err().print(what, markup=False, soft_wrap=True)
+
+    return show

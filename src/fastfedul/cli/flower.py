@@ -1,4 +1,4 @@
-"""`fastfedul flower`: what a server that runs on Flower needs beside the ledger."""
+"""`fastfedul flower`: clean the database of a Flower server, estimate its disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,7 @@ from fastfedul.integrations.flower.database import clear_deleted
 from fastfedul.ledger.budget import FederationSize, budget
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 
-app = typer.Typer(
-    help="What a server that runs on Flower needs beside the ledger.",
-    no_args_is_help=True,
-)
-
-
-@app.callback()
-def group() -> None:
-    """What a server that runs on Flower needs beside the ledger."""
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
@@ -42,7 +34,7 @@ def clean(
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Remove deleted arrays from the database of a Flower SuperLink.
+    """Remove deleted arrays from the database of a SuperLink.
 
     Every update that a client sends passes through that database. Flower deletes it
     when the run is over, but its bytes stay in the file and in the log beside it until
@@ -82,8 +74,8 @@ def clean(
 
 @app.command()
 def disk(
-    parameters: Annotated[int, typer.Option(help="Values of the model.")],
-    clients: Annotated[int, typer.Option(help="Everybody who ever takes part.")],
+    parameters: Annotated[int, typer.Option(help="Parameters of the model.")],
+    clients: Annotated[int, typer.Option(help="Clients over all rounds.")],
     rounds: Annotated[int, typer.Option(help="Rounds to record.")],
     per_round: Annotated[
         int | None, typer.Option(help="Participants of a round. [all]")
@@ -95,9 +87,8 @@ def disk(
 ) -> None:
     """Show how much disk the ledger of a federation will need.
 
-    A row for each way to store updates, `Recorded(..., store=...)`. The headroom is
-    what must be free beyond the total for the moments at which the ledger writes new
-    files before it removes old ones.
+    The table has a row for each dtype, `Recorded(..., dtype=...)`. The headroom must be
+    free beyond the total: the ledger writes new files before it removes old ones.
 
     Example: `fastfedul flower disk --parameters 11000000 --clients 20 --rounds 100`
     """
@@ -108,15 +99,15 @@ def disk(
         per_round=per_round,
         kept=kept,
     )
-    found = {store: budget(federation, store) for store in STORAGE_DTYPES}
+    found = {dtype: budget(federation, dtype) for dtype in STORAGE_DTYPES}
     if json:
-        print_json({store: asdict(needed) for store, needed in found.items()})
+        print_json({dtype: asdict(needed) for dtype, needed in found.items()})
         return
     print_table(
         f"{parameters:,} parameters, {clients} clients, {rounds} rounds",
-        ["stored as", "an update", "a round", "constant", "total", "headroom"],
+        ["dtype", "an update", "a round", "constant", "total", "headroom"],
         [
-            [store, *(show_bytes(count) for count in astuple(needed))]
-            for store, needed in found.items()
+            [dtype, *(show_bytes(count) for count in astuple(needed))]
+            for dtype, needed in found.items()
         ],
     )

@@ -1,4 +1,4 @@
-"""`fastfedul forget`: take clients out of the model and the history."""
+"""`fastfedul forget`: take clients out of the model and the ledger."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fastfedul.cli.judging import (
 from fastfedul.cli.method_options import (
     USUAL_METHOD,
     DampingNumber,
+    EraseFlag,
     MethodName,
     MinimumCoverage,
     SettingTexts,
@@ -51,14 +52,6 @@ NOT_A_SAMPLE = (
     "a whole; forget the client, and let it join again under another name once it has "
     "dropped the samples"
 )
-EraseFlag = Annotated[
-    bool,
-    typer.Option(
-        "--erase/--keep-history",
-        help="Rewrite the history as if the clients had never been there and remove "
-        "their updates from the disk, or keep the history.",
-    ),
-]
 
 
 def forget_clients(
@@ -67,7 +60,7 @@ def forget_clients(
         typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH"),
     ],
     clients: Annotated[
-        list[str], typer.Argument(help="Whom to forget.", metavar="CLIENT...")
+        list[str], typer.Argument(help="Clients to forget.", metavar="CLIENT...")
     ],
     dry_run: Annotated[
         bool,
@@ -98,11 +91,11 @@ def forget_clients(
 ) -> None:
     """Take clients out of the model, without data, training or their help.
 
-    The cleaned model becomes the ledger's current model, the clients' history is
-    erased, and their updates are refused from then on. With **--keep-history** the
-    ledger keeps the history; the same command without it erases later. The run's model
-    file follows. A certificate says what was done; **fastfedul certificate check**
-    checks it. Try it first with **--dry-run**.
+    The cleaned model becomes the ledger's current model, and the run's model file
+    follows. The ledger erases the clients' updates and refuses further ones. With
+    **--keep-history** it keeps them; the same command with **--erase** removes them
+    later. **fastfedul certificate check** checks the certificate that this command
+    writes. Try it first with **--dry-run**.
 
     Example: `fastfedul forget my-ledger hospital-7 --out clean.safetensors`
     """
@@ -148,7 +141,7 @@ def _forget(
     out_file: Path | None,
     erase: bool,
 ) -> Forgetting:
-    """Forget, or say what forgetting would do in a ledger that is open for reading."""
+    """Return the forgetting; in a ledger open for reading, the preview of it."""
     helpers: Any = nullcontext()
     if needs_help(method):
         from fastfedul.runs.federation import open_federation
@@ -156,7 +149,7 @@ def _forget(
         helpers = open_federation(path, method)
     with helpers as federation:
         if not isinstance(ledger, DiskLedger):
-            with err().status("reading the history"):
+            with err().status("reading the ledger"):
                 found = preview(ledger, names, method, federation=federation)
                 judge(ledger.final, found.model)
             if out_file:
@@ -223,7 +216,7 @@ def _check_took_part(ledger: LedgerReader, names: Sequence[ClientId]) -> None:
 
 
 def _check_place(out_file: Path | None, ledger: Path) -> None:
-    """Raise if the model would be written over what belongs to a ledger or run."""
+    """Raise if the model would be written over a file of a ledger or run."""
     if out_file is None:
         return
     place, inside = out_file.resolve(), ledger.resolve()
@@ -296,11 +289,11 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["dry_run"]:
         note = "Dry run: the ledger is unchanged."
     elif facts["erased"]:
-        note = "History erased: what this ledger kept of them is gone."
+        note = "Erased: the ledger's updates of these clients are gone."
     else:
         note = (
-            "History kept: what this ledger keeps of them is still there; "
-            "the same command with --erase removes it."
+            "Not erased: the ledger still has the updates of these clients; "
+            "the same command with --erase removes them."
         )
     out().print(note, markup=False)
 

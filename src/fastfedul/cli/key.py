@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from fastfedul.forgetting.signing import (
     read_key,
 )
 
-app = typer.Typer(help="Make or show the key that signs certificates.")
+app = typer.Typer(no_args_is_help=True)
 
 KeyPath = Annotated[
     Path | None,
@@ -33,11 +34,11 @@ KeyPath = Annotated[
 
 @app.command()
 def new(path: KeyPath = None, json: JsonFlag = False) -> None:
-    """Make an Ed25519 key: the private one in PATH, the public one in PATH.pub.
+    """Make a key: the private one in PATH, the public one in PATH.pub.
 
-    Nothing is ever overwritten. Keep the private key to yourself and out of backups
-    that others can read; give the public key, or its fingerprint, to whoever is to
-    check certificates, on another way than the certificates.
+    The keys are Ed25519. No file is overwritten. Keep the private key to yourself and
+    out of backups that others can read. Give the public key, or its fingerprint, to
+    everybody who checks certificates, on another way than the certificates.
 
     Example: `fastfedul key new`
     """
@@ -49,7 +50,9 @@ def new(path: KeyPath = None, json: JsonFlag = False) -> None:
     print_facts("New key", _rows(facts))
     if path is not None and path != default_key_path():
         out().print(
-            f"Use it with: export FASTFEDUL_KEY={path.absolute()}", markup=False
+            f"Use it with: export FASTFEDUL_KEY={shlex.quote(str(path.absolute()))}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

@@ -1,4 +1,4 @@
-"""`fastfedul ledger`: look at a ledger, check it, start one from saved models."""
+"""`fastfedul ledger`: look at a ledger, verify it, import one from saved models."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.ledger.changes.compact import Compaction
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
@@ -41,10 +42,7 @@ from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.ledger.verify import Verification, verify
 
-app = typer.Typer(
-    help="Look at the history of a federation, check it, or start one from files.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 _NAMED = 3
 """How many names of foreign files are shown; --json has all."""
@@ -56,7 +54,7 @@ LedgerPath = Annotated[
 
 @app.command()
 def info(path: LedgerPath, json: JsonFlag = False) -> None:
-    """Show what a ledger holds: rounds, clients, size, and what was forgotten."""
+    """Show rounds, clients, settings, size, and who was forgotten."""
     with LedgerReader(path) as ledger, ledger.snapshot():
         clients = ledger.clients().values()
         states = {
@@ -116,7 +114,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
 
 @app.command()
 def clients(path: LedgerPath, json: JsonFlag = False) -> None:
-    """List the clients: rounds, share, how many updates were kept, size of updates."""
+    """List the clients: rounds, share, kept updates, norm of updates."""
     with LedgerReader(path) as ledger, ledger.snapshot():
         sums_only = ledger.settings.history == "sums"
         kept = "updates in its sums" if sums_only else "updates kept"
@@ -154,7 +152,10 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
 
 @app.command("verify")
 def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
-    """Check every byte against its digest; exit code 1 and the place if damaged."""
+    """Compare every byte with its digest.
+
+    If the ledger is damaged, the exit code is 1 and the output names the place.
+    """
     sums_only = False
     try:
         with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
@@ -186,7 +187,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
         if sums_only:
             out().print(
                 "it keeps sums: the chain covers who took part with which share, not "
-                "what was sent",
+                "the updates",
                 soft_wrap=True,
             )
         if found.num_strays:
@@ -202,7 +203,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-    for problem in found.problems:
+    for problem in found.problems if not json else ():
         err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
     if found.problems:
         raise typer.Exit(1)
@@ -212,19 +213,19 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
 def compact(
     path: LedgerPath,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask; what is lost is lost.")
+        bool, typer.Option("--yes", help="Do not ask. There is no way back.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Keep one sum per client in place of every round, so that the ledger stays small.
+    """Make the ledger small: one sum per client in place of rounds.
 
-    Afterwards its size goes with the clients, not with the rounds; a client can be
-    forgotten as before, in one pass over a few vectors, and training can go on. Steps
-    and updates of rounds are removed, and with them what needs rounds: it says what
-    that is and asks before it does anything. There is no way back.
+    Afterwards its size depends on the number of clients, not of rounds. You can forget
+    a client as before, and training can go on. Steps and updates of rounds are removed,
+    and everything that needs them stops working: the command lists it, and asks before
+    it removes anything. There is no way back.
 
     Example: `fastfedul ledger compact my-run --dry-run`
     """
@@ -253,8 +254,11 @@ def import_models(
     aggregation: Annotated[
         str, typer.Option(help="mean, median or trimmed-mean:FRACTION.")
     ] = "mean",
-    store: Annotated[
-        str, typer.Option(help=f"How to store updates: {', '.join(STORAGE_DTYPES)}.")
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help=f"How the ledger stores updates: {', '.join(STORAGE_DTYPES)}."
+        ),
     ] = "float32",
     buffer: Annotated[
         list[str] | None,
@@ -266,7 +270,7 @@ def import_models(
     epochs: Epochs = None,
     json: JsonFlag = False,
 ) -> None:
-    """Start a ledger from models saved round by round while training.
+    """Make a ledger from models that were saved in every round.
 
     FOLDER holds `global/0.safetensors`, `global/1.safetensors` and so on (the server's
     model before each round, and the last one); `clients/0/NAME.safetensors` and so on
@@ -277,17 +281,25 @@ def import_models(
     If you know how the clients trained, add --lr, --momentum, --batch-size and
     --epochs: all four or none, the same for every round. **forget** uses them.
     """
-    if store not in STORAGE_DTYPES:
+    if dtype not in STORAGE_DTYPES:
         raise InvalidInputError(
-            f"--store is {', '.join(STORAGE_DTYPES)}, not {store!r:.40}"
+            f"--dtype is {', '.join(STORAGE_DTYPES)}, not {dtype!r:.40}"
         )
     local = chosen_training(lr, momentum, batch_size, epochs)
-    with progress_bar("importing rounds") as progress:
+    with (
+        telling_how_to_go_on(
+            lambda: (
+                f"stopped; no ledger was left at {out_path}; start again with: "
+                f"{this_command()}"
+            )
+        ),
+        progress_bar("importing rounds") as progress,
+    ):
         rounds = import_ledger(
             folder,
             out_path,
             aggregation=aggregation,
-            update_dtype=store,
+            update_dtype=dtype,
             buffers=frozenset(buffer or ()),
             local=local,
             progress=progress,
@@ -295,14 +307,16 @@ def import_models(
     if json:
         print_json({"path": str(out_path), "rounds": rounds})
     else:
-        out().print(f"{rounds} rounds imported to {out_path}", markup=False)
+        out().print(
+            f"{rounds} rounds imported to {out_path}", markup=False, soft_wrap=True
+        )
 
 
 def _announce(path: Path, found: Compaction) -> None:
     larger = ", so it grows" if found.bytes_after > found.bytes_before else ""
     out().print(
         f"{path}: {show_bytes(found.bytes_before)} now, "
-        f"{show_bytes(found.bytes_after)} with sums only{larger}. What is lost:",
+        f"{show_bytes(found.bytes_after)} with sums only{larger}. Losses:",
         markup=False,
         soft_wrap=True,
     )
@@ -318,7 +332,7 @@ def _confirm(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInputError(
-            "compacting cannot be undone; add --yes, or --dry-run to see what is lost"
+            "compacting cannot be undone; add --yes, or --dry-run to see the losses"
         )
     if not typer.confirm("Remove the rounds for good?", err=True):
         raise typer.Abort

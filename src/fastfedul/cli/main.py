@@ -1,62 +1,122 @@
-"""Entry point: mounts the verbs and turns errors into one line and an exit code."""
+"""Entry point: lists the verbs, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from importlib.metadata import version
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
+import click
 import typer
-from rich.markup import escape
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from fastfedul.cli import (
-    certificate,
-    compare,
-    data,
-    demo,
-    evaluate,
-    flower,
-    forget,
-    key,
-    ledger,
-    methods,
-    request,
-    train,
-)
-from fastfedul.cli.output import err
+from fastfedul.cli.stopping import Stopped
 from fastfedul.errors import FastFedULError
 
-app = typer.Typer(
-    name="fastfedul",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 _BEGIN = "Begin here"
 _RUN = "Train and measure"
 _FORGET = "Forget and prove it"
-_KEEP = "What the server keeps"
+_KEEP = "Look after the server"
 
-app.command("demo", rich_help_panel=_BEGIN)(demo.run_demo)
-app.command("train", rich_help_panel=_RUN)(train.train_run)
-app.command("evaluate", rich_help_panel=_RUN)(evaluate.evaluate_run)
-app.command("compare", rich_help_panel=_RUN)(compare.compare_methods)
-app.command("report", rich_help_panel=_RUN)(compare.write_report)
-app.add_typer(data.app, name="data", rich_help_panel=_RUN)
-app.command("forget", rich_help_panel=_FORGET)(forget.forget_clients)
-app.add_typer(request.app, name="request", rich_help_panel=_FORGET)
-app.add_typer(certificate.app, name="certificate", rich_help_panel=_FORGET)
-app.add_typer(key.app, name="key", rich_help_panel=_FORGET)
-app.command("methods", rich_help_panel=_FORGET)(methods.show_methods)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=_KEEP)
-app.add_typer(flower.app, name="flower", rich_help_panel=_KEEP)
+
+class Verb(click.Command):
+    """A line of the contents, and the command behind it.
+
+    The module of the command is imported when somebody calls the command or asks for
+    its help. Python takes much longer to import all verbs than to list them.
+
+    Args:
+        name: Name of the verb.
+        panel: Heading under which the contents list it.
+        place: Where the command is: `module:function`, or `module:app` for a group.
+        summary: The line of the contents. It is also the help of a group.
+    """
+
+    def __init__(self, name: str, panel: str, place: str, summary: str) -> None:
+        super().__init__(name, short_help=summary)
+        self.rich_help_panel = panel
+        self._place, self._summary = place, summary
+
+    def load(self) -> click.Command:
+        """Return the command itself."""
+        module, _, attribute = self._place.partition(":")
+        found = getattr(import_module(f"fastfedul.cli.{module}"), attribute)
+        around = _new_app()
+        if isinstance(found, typer.Typer):
+            around.add_typer(found, name=self.name, help=self._summary)
+        else:
+            around.command(self.name)(found)
+        around.callback()(lambda: None)
+        group = get_command(around)
+        assert isinstance(group, click.Group)
+        assert self.name is not None
+        return group.commands[self.name]
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Return a context of the command itself, which a caller then invokes."""
+        return self.load().make_context(*args, **kwargs)
+
+
+def _verbs() -> list[Verb]:
+    return [
+        Verb("demo", _BEGIN, "demo:run_demo",
+             "Train with an attacker, forget it, compare: in one minute."),
+        Verb("train", _RUN, "train:train_run",
+             "Train a federation and record it in a ledger."),
+        Verb("evaluate", _RUN, "evaluate:evaluate_run",
+             "Measure the model of a run: accuracy, success of attacks."),
+        Verb("compare", _RUN, "compare:compare_methods",
+             "Compare methods with the model before and retraining."),
+        Verb("report", _RUN, "compare:write_report",
+             "Write one HTML page about a run."),
+        Verb("data", _RUN, "data:app",
+             "List data sets, fetch them, look into them."),
+        Verb("forget", _FORGET, "forget:forget_clients",
+             "Take clients out of the model and out of the ledger."),
+        Verb("request", _FORGET, "request:app",
+             "Ask for a client to be forgotten, also during training."),
+        Verb("certificate", _FORGET, "certificate:app",
+             "Check the certificate of a forgetting."),
+        Verb("key", _FORGET, "key:app",
+             "Make or show the key that signs certificates."),
+        Verb("methods", _FORGET, "methods:show_methods",
+             "List the methods, and what each of them needs."),
+        Verb("ledger", _KEEP, "ledger:app",
+             "Look at a ledger, verify it, compact it, or import one."),
+        Verb("flower", _KEEP, "flower:app",
+             "Clean the database of a Flower server, estimate its disk."),
+    ]  # fmt: skip
+
+
+class _Contents(TyperGroup):
+    """The verbs in the order of the contents."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {str(verb.name): verb for verb in _verbs()}
+
+
+def _new_app(group: type[TyperGroup] = TyperGroup) -> typer.Typer:
+    return typer.Typer(
+        name="fastfedul",
+        cls=group,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _new_app(_Contents)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"fastfedul {version('fastfedul')}")
         raise typer.Exit
 
@@ -75,14 +135,11 @@ def main(
 ) -> None:
     """Take a client back out of a federated model, without data and without training.
 
-    Start with **fastfedul demo**. **train** runs a federation on one machine,
-    **evaluate**, **compare** and **report** measure it. A **ledger** remembers what
-    every client contributed to every round. **forget** reads it, estimates what the
-    model would be without a client, and makes that the current model. It is an
-    estimate: each result says how much of the client's history it could use, and
-    nothing here certifies that a model has forgotten. **request** asks for it while
-    training goes on; every forgetting gets a **certificate** of what was done, signed
-    with a **key**.
+    Start with **fastfedul demo**. Forgetting is an estimate: each result says how much
+    of a client's updates it could use. No result certifies that a model has forgotten.
+
+    Every verb has **--help**, and **--json** for scripts: one JSON object on standard
+    output. If the verb fails, the object has one key, `error`.
 
     Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
     wrong usage; 130 interrupted.
@@ -95,25 +152,37 @@ def run() -> None:
 
 
 def run_app(application: typer.Typer) -> None:
-    """Run verbs; errors become one line and an exit code."""
+    """Run verbs; errors become one line, or one JSON object, and an exit code."""
+    only_json = "--json" in sys.argv[1:]
     try:
-        application()
+        # Outside standalone mode, errors of usage come here to be printed as JSON.
+        code = application(standalone_mode=not only_json)
     except FastFedULError as error:
-        _print_error(str(error))
-        sys.exit(1)
+        _fail(str(error), 1, only_json)
+    except Stopped as error:
+        _fail(str(error), 130, only_json)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code, only_json)
+    except click.Abort:
+        _fail("nothing was done: the answer was not yes", 1, only_json)
     except OSError as error:
         # Most errors about files are explained where they arise, with what to do;
         # the rest at least name the file.
-        _print_error(_told(error))
-        if _is_of_output(error):
+        lost = _is_of_output(error)
+        if lost:
             # Else the interpreter would try again on leaving, and complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _fail(_told(error), 1, only_json and not lost)
+    if code == 130:
+        _fail("interrupted", code, only_json)
+    sys.exit(code)
 
 
-def _print_error(text: str) -> None:
-    line = " ".join(text.split("\n"))
-    err().print(f"[red]error:[/red] {escape(line)}", soft_wrap=True)
+def _fail(text: str, code: int, only_json: bool) -> NoReturn:
+    from fastfedul.cli.output import print_error
+
+    print_error(text, only_json=only_json, stopped=code == 130)
+    sys.exit(code)
 
 
 def _told(error: OSError) -> str:

@@ -10,9 +10,9 @@ import typer
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import find_method
+from fastfedul.runs import help_texts
 
 _PANEL = "Method"
 
@@ -20,8 +20,7 @@ MethodName = Annotated[
     str,
     typer.Option(
         "--method",
-        help="How to forget; `fastfedul methods` lists them. Your own: "
-        "package.module:Class.",
+        help=help_texts.METHOD,
         metavar="METHOD",
         rich_help_panel=_PANEL,
     ),
@@ -29,10 +28,7 @@ MethodName = Annotated[
 SkewName = Annotated[
     str | None,
     typer.Option(
-        help="How much the others' training pulled back by itself. kronecker: most "
-        "where their updates differ most. scalar: the same part of everything in "
-        "every round, as in the paper. none: nothing. "
-        "[default: kronecker; scalar with --damping]",
+        help=f"{help_texts.SKEW} [default: {help_texts.SKEW_DEFAULT}]",
         metavar="SKEW",
         show_default=False,
         rich_help_panel=_PANEL,
@@ -41,9 +37,7 @@ SkewName = Annotated[
 DampingNumber = Annotated[
     float | None,
     typer.Option(
-        help="Damping of skew scalar: the part that a round pulls back, 0 to 1; the "
-        "paper's alpha with a minus. More keeps accuracy, less removes more. "
-        f"[default: {PAPERS_DAMPING}]",
+        help=f"{help_texts.DAMPING} [default: {help_texts.DAMPING_DEFAULT}]",
         show_default=False,
         rich_help_panel=_PANEL,
     ),
@@ -65,6 +59,7 @@ SettingTexts = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+EraseFlag = Annotated[bool, typer.Option(help_texts.ERASE_FLAGS, help=help_texts.ERASE)]
 USUAL_METHOD = FastFedUL.name
 
 
@@ -104,7 +99,7 @@ def chosen_method(
     """Return the method that the options name.
 
     Raises:
-        InvalidInputError: If there is no such method, or it has no such setting.
+        InvalidInputError: If no method has that name, or the method lacks a setting.
     """
     return find_method(*method_choice(name, skew, damping, minimum_coverage, texts))
 

@@ -1,9 +1,10 @@
-"""What commands print: tables for people, one JSON object for scripts."""
+"""Output of commands: tables for people, one JSON object for scripts."""
 
 from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -22,11 +23,10 @@ from rich.progress import (
 from rich.table import Table
 
 _WIDE = 80
-_LONG = 20
 _PADDING, _FRAMED = 2, 3
 
 JsonFlag = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    bool, typer.Option("--json", help="Print one JSON object, also for an error.")
 ]
 
 
@@ -46,40 +46,52 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Print names and values below each other."""
-    table = Table(
-        title=escape(title), show_header=False, title_justify="left", box=None
-    )
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    """Print names and values below each other.
+
+    A value with a word that does not fit beside its name has a line of its own, so that
+    nobody copies half a digest or half a path.
+    """
+    _print_whole(title, style="bold")
+    wide = max(len(name) for name, _ in facts)
     for name, value in facts:
-        table.add_row(name, escape(value))
-    out().print(table)
+        room = out().width - wide - 3
+        if _longest_word([value]) > room:
+            _print_whole(f" {name}\n  {value}")
+            continue
+        first, *rest = textwrap.wrap(value, room, break_on_hyphens=False) or [""]
+        for start, line in [(name, first), *(("", line) for line in rest)]:
+            out().print(f" {start:{wide}}  {line}", markup=False)
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Print rows under headings; all columns but the first are aligned right."""
+    """Print rows under headings; all columns but the first are aligned right.
+
+    If a word of a cell would have to be broken, each row is printed as a block.
+    """
     width = out().width
     cells = [[column, *(row[i] for row in rows)] for i, column in enumerate(columns)]
-    if width < _WIDE and sum(max(map(len, c)) + _PADDING for c in cells) > width:
+    words = [_longest_word(own) for own in cells]
+    broken = sum(words) + _FRAMED * len(words) >= width
+    squeezed = sum(max(map(len, c)) + _PADDING for c in cells) > width
+    if broken or (width < _WIDE and squeezed):
         _print_blocks(title, columns, rows)
         return
     # On a narrow screen frames would cost the width that whole lines need.
     frame = box.HEAVY_HEAD if width >= _WIDE else None
-    words = [_longest_word(own) for own in cells]
-    fits = sum(words) + _FRAMED * len(words) < width
-    table = Table(title=escape(title), title_justify="left", box=frame)
+    table = Table(box=frame)
     for number, column in enumerate(columns):
         table.add_column(
             column,
             justify="right" if number else "left",
             overflow="fold",
-            min_width=words[number] if fits else None,
+            min_width=words[number],
         )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
+    if title:
+        _print_whole(title, style="italic")
     out().print(table)
 
 
@@ -87,16 +99,33 @@ def _print_blocks(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
     """Print each row as lines below each other: on a screen too narrow for a table."""
-    out().print(title, markup=False)
+    _print_whole(title, style="italic")
     for row in rows:
-        out().print(f"{columns[0]} {row[0]}".strip(), markup=False, style="bold")
+        _print_whole(f"{columns[0]} {row[0]}".strip(), style="bold")
         for column, cell in zip(columns[1:], row[1:], strict=True):
             if cell:
-                out().print(f"  {column}: {cell}", markup=False)
+                _print_whole(f"  {column}: {cell}")
+
+
+def _print_whole(text: str, style: str | None = None) -> None:
+    """Print text that breaks between words, and never inside of one."""
+    console = out()
+    long = _longest_word([text]) + _PADDING > console.width
+    console.print(text, markup=False, style=style, soft_wrap=long)
 
 
 def _longest_word(cells: Sequence[str]) -> int:
-    return min(_LONG, max(len(word) for cell in cells for word in cell.split() or [""]))
+    return max(len(word) for cell in cells for word in cell.split() or [""])
+
+
+def print_error(text: str, *, only_json: bool, stopped: bool = False) -> None:
+    """Print why a command failed: a line on standard error, or one JSON object."""
+    line = " ".join(text.split("\n"))
+    if only_json:
+        print_json({"error": line})
+    else:
+        start = "" if stopped else "[red]error:[/red] "
+        err().print(f"{start}{escape(line)}", soft_wrap=True)
 
 
 def warn(text: str) -> None:

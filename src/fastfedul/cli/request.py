@@ -12,6 +12,7 @@ from fastfedul.cli.judging import ImagesFile, Judge, LargestDrop, NetworkName
 from fastfedul.cli.method_options import (
     USUAL_METHOD,
     DampingNumber,
+    EraseFlag,
     MethodName,
     MinimumCoverage,
     SettingTexts,
@@ -27,6 +28,7 @@ from fastfedul.cli.output import (
     show_name,
     warn,
 )
+from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import (
     InvalidInputError,
     NotAcceptedError,
@@ -44,23 +46,20 @@ from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
 
-app = typer.Typer(
-    help="Ask for a client to be forgotten, also while training goes on.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
 UNSIGNED = (
-    "not signed; make a key with `fastfedul key new`, then `fastfedul request apply` "
-    "signs what is not signed yet"
+    "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
+    "apply`"
 )
 
 
 @app.command()
 def add(
     run: RunPath,
-    client: Annotated[str, typer.Argument(help="Who is to be forgotten.")],
+    client: Annotated[str, typer.Argument(help="Client to forget.")],
     reason: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +92,7 @@ def add(
 
 @app.command("list")
 def list_requests(run: RunPath, json: JsonFlag = False) -> None:
-    """List what was asked for: state, time, and the certificate or the refusal."""
+    """List the requests: state, time, and certificate or refusal."""
     with LedgerReader(run) as ledger, ledger.snapshot():
         folder = certificates_folder(ledger.path)
         log = ledger.log()
@@ -107,7 +106,7 @@ def list_requests(run: RunPath, json: JsonFlag = False) -> None:
         print_json({"requests": rows})
         return
     if not rows:
-        out().print("Nobody has asked to be forgotten.")
+        out().print("There is no request.")
         return
     print_table(
         f"Requests of {run}",
@@ -151,13 +150,7 @@ def apply_waiting(
         bool,
         typer.Option("--dry-run", help="Say what would be done; change nothing."),
     ] = False,
-    erase_history: Annotated[
-        bool,
-        typer.Option(
-            "--erase/--keep-history",
-            help="Remove the clients' updates from the history too, or keep them.",
-        ),
-    ] = True,
+    erase_history: EraseFlag = True,
     method_name: MethodName = USUAL_METHOD,
     skew: SkewName = None,
     damping: DampingNumber = None,
@@ -168,7 +161,7 @@ def apply_waiting(
     network: NetworkName = None,
     json: JsonFlag = False,
 ) -> None:
-    """Apply all waiting requests now, and write certificates that are missing.
+    """Apply all waiting requests, and write missing certificates.
 
     For a ledger nobody is writing to; a training that runs does it by itself.
     The exit code is 0 also if a request was refused: look at its state. If a cleaned
@@ -181,7 +174,16 @@ def apply_waiting(
     if dry_run:
         _show_preview(run, method, judge, json=json)
         return
-    with DiskLedger(run) as ledger, err().status("forgetting"):
+    with (
+        telling_how_to_go_on(
+            lambda: (
+                f"stopped; requests without an answer still wait; go on with: "
+                f"{this_command()}"
+            )
+        ),
+        DiskLedger(run) as ledger,
+        err().status("forgetting"),
+    ):
         judge.open(ledger, run)
         with _helpers(run, method) as federation:
             done = apply_requests(
@@ -209,7 +211,7 @@ def _helpers(run: Path, method: Method) -> Any:
 
 
 def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> None:
-    """Print what would become of each waiting request, taken by itself."""
+    """Print how each waiting request would end, taken by itself."""
     rows = []
     with LedgerReader(run) as ledger, _helpers(run, method) as federation:
         judge.open(ledger, run)
@@ -270,7 +272,7 @@ def answers_of(done: tuple[AppliedRequest, ...]) -> list[dict[str, Any]]:
 
 
 def show_answers(done: tuple[AppliedRequest, ...]) -> None:
-    """Print what became of requests, a line each."""
+    """Print how requests ended, a line each."""
     for row in answers_of(done):
         out().print(
             f"Request {row['request']}, {show_name(row['client'])}: {row['state']}; "

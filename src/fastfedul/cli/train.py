@@ -31,6 +31,7 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.request import answers_of, show_answers
+from fastfedul.cli.stopping import telling_how_to_go_on
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.runs.config import CONFIG, RunConfig, read_options
 from fastfedul.runs.options import OptionField, option_fields, plain_type
@@ -93,7 +94,7 @@ def train_run(
     *,
     config: Annotated[
         Path | None,
-        typer.Option(help="Read options from this TOML file; those given here win."),
+        typer.Option(help="Read options from this TOML file; the command line wins."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run where it stopped.")
@@ -138,7 +139,7 @@ def _train(
     go_on: bool,
     only_json: bool,
 ) -> None:
-    # Not at the top, so that other commands start without what training needs.
+    # Not at the top: `train --help` does not need it.
     from fastfedul.runs import training
 
     if go_on and config is not None:
@@ -148,7 +149,7 @@ def _train(
     if go_on:
         num_rounds = given.get("rounds") or training.load_config(run).rounds
         with (
-            telling_how_to_resume(run),
+            telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(num_rounds, only_json) as show,
         ):
             summary = training.resume(run, given, show, engine=engine)
@@ -156,7 +157,7 @@ def _train(
         options = read_options(config) if config is not None else {}
         settings = RunConfig.from_options({**options, **given})
         with (
-            telling_how_to_resume(run),
+            telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(settings.rounds, only_json) as show,
         ):
             summary = training.train(settings, run, show, engine=engine)
@@ -166,27 +167,18 @@ def _train(
         _show(summary)
 
 
-@contextmanager
-def telling_how_to_resume(run: Path) -> Iterator[None]:
-    """Tell a user who stops a run, on standard error, how to go on with it."""
+def how_to_resume(run: Path) -> str | None:
+    """Return how to go on with a run that stopped; None if it has not begun."""
     from fastfedul.ledger.disk import LedgerReader
 
-    try:
-        yield
-    except KeyboardInterrupt:
-        # Without these there is nothing to go on with, and nothing to say.
-        with suppress(FastFedULError, OSError):
-            if (run / CONFIG).is_file():
-                with LedgerReader(run) as ledger:
-                    done = ledger.num_rounds
-                rounds = "1 round" if done == 1 else f"{done} rounds"
-                command = f"fastfedul train {shlex.quote(str(run))} --resume"
-                err().print(
-                    f"stopped after {rounds}; go on with: {command}",
-                    markup=False,
-                    soft_wrap=True,
-                )
-        raise
+    with suppress(FastFedULError, OSError):
+        if (run / CONFIG).is_file():
+            with LedgerReader(run) as ledger:
+                done = ledger.num_rounds
+            rounds = "1 round" if done == 1 else f"{done} rounds"
+            command = f"fastfedul train {shlex.quote(str(run))} --resume"
+            return f"stopped after {rounds}; go on with: {command}"
+    return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Examples before and after clients own them, and what a model sees of an example."""
+"""Examples before and after clients own them, and the input a model gets of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fastfedul.rng import stream
 Images = npt.NDArray[np.uint8]
 """Values 0 to 255, shaped (number, height, width, channels).
 
-Data for a trainer of one's own may also be rows, shaped (number, values): float32
-features or int64 tokens. Fields that are called `images` hold those then.
+Data for a user's own trainer may also be rows, shaped (number, values): float32
+features or int64 tokens. The fields called `images` then hold rows.
 """
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
 Owners = npt.NDArray[np.str_]
 ModelInput = npt.NDArray[Any]
-"""What a model sees of some examples: float32, or int64 for tokens."""
+"""The input of a model for some examples: float32, or int64 for tokens."""
 
 
 class Examples(NamedTuple):
@@ -82,7 +82,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class ClientData:
-    """What one client trains on.
+    """The examples of one client.
 
     Attributes:
         client: Stable name of the data owner.
@@ -101,7 +101,7 @@ class ClientData:
 
 
 def to_model_input(images: Images) -> ModelInput:
-    """Return what a model sees: float32 from -1 to 1, channels before height.
+    """Return the input of a model: float32 from -1 to 1, channels before height.
 
     Clean and poisoned images of every data set go through this one function: 0 to 255
     becomes 0 to 1, then minus 0.5 and divided by 0.5. Rows of features or tokens come

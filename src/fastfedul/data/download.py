@@ -26,7 +26,7 @@ _LARGEST_FILE = 1 << 30
 
 
 class FetchError(FastFedULError):
-    """A file did not arrive; the message says why and what to do."""
+    """A file did not arrive; the message says why, and how to help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Download:
 
 
 def download(item: Download, part: Path, progress: Progress | None = None) -> None:
-    """Complete the file `part`, keeping what it already has.
+    """Complete the file `part`; bytes that it has already are kept.
 
     The download resumes a broken connection as long as each attempt brings something.
     A beginning stays for the next call; a file with a wrong checksum is removed.
 
     Args:
-        item: What to download.
+        item: The download.
         part: File to write; never the final name, since it may be half a file.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 

@@ -30,12 +30,12 @@ def fetch(
     download that breaks off is resumed by the next call. A damaged file is replaced.
 
     Args:
-        name: Which data set.
+        name: Name of the data set.
         folder: Where to put it; the first of `data_folders()` by default.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 
     Raises:
-        InvalidInputError: If there is no such data set or nothing to fetch.
+        InvalidInputError: If no data set has that name, or it needs no file.
         FetchError: If no source can be reached; says which file to put where.
     """
     source = find_source(name)

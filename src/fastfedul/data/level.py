@@ -63,7 +63,7 @@ def _rotate(order: Counts, num_clients: int) -> Counts:
 def _plan(sizes: Counts, ranks: Counts, level: float) -> tuple[float, int, int]:
     """Return how many examples are left out, and the two extreme counts.
 
-    Whoever has a class at rank 0 gets exactly the low count, at the last rank exactly
+    A client with a class at rank 0 gets exactly the low count, at the last rank exactly
     the high one, in between anything from low to high. So for each class the examples
     in use have a least and a greatest number, and the best low count is the one that
     leaves out the fewest; among equals, the one nearest to the natural grading.

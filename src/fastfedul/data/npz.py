@@ -1,6 +1,6 @@
 """Data sets in `.npz` files: read without unpickling, checked, brought to one form.
 
-A data set is images, or rows of features or tokens for a trainer of one's own.
+A data set is images, or rows of features or tokens for a user's own trainer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_dataset(path: Path, name: str) -> Dataset:
         raise _refusal(
             path,
             f"has the label {unseen[0]} in {keys[3]} but not in {keys[1]}, so no model "
-            "can learn it; leave those test examples out",
+            "can learn it; leave these test examples out",
         )
     owners = arrays.get(OWNERS)
     return Dataset(
@@ -251,7 +251,7 @@ def _to_rows(
     for key, part in zip(keys, rows, strict=True):
         if not np.isfinite(part).all():
             raise _refusal(
-                path, f"has NaN or infinite values in {key}; fill or drop those rows"
+                path, f"has NaN or infinite values in {key}; fill or drop these rows"
             )
     return rows[0], rows[1]
 
@@ -276,7 +276,7 @@ def _to_owners(path: Path, part: Array, length: int) -> Owners:
 def _common_factor(
     path: Path, keys: tuple[str, str], parts: tuple[Array, Array]
 ) -> int:
-    """Return what brings both parts to 0 to 255."""
+    """Return the factor that brings both parts to 0 to 255."""
     # A part that is black all over has no scale of its own.
     factors = {255 if _has_fractions(part) else 1 for part in parts if part.any()}
     if len(factors) > 1:

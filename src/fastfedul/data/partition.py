@@ -130,7 +130,7 @@ def assign(
     """Return which examples each client gets, as ascending places in the labels.
 
     No example goes to two clients. `iid` and `dirichlet` use every example; `level`
-    leaves out those by which a class is too frequent for the ratio. Every client gets
+    leaves out examples that make a class too frequent for the ratio. Every client gets
     at least five examples, or an equal part where there are fewer than five each.
 
     Args:

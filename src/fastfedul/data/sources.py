@@ -1,4 +1,4 @@
-"""Named data sets: what each one is, where its file lies, and how to load it."""
+"""Named data sets: their descriptions, their files, and how to load them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _NUM_DIGITS_TEST = 360
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a named data set without opening it.
+    """Description of a named data set, known without opening it.
 
     Attributes:
-        name: What the user types.
-        about: What it is, in a line.
+        name: Name that the user types.
+        about: Description of one line.
         file: Name of its file; None when it comes with scikit-learn.
         use: `train`: models are trained on it. `attack`: pictures for the edge-case
             attack on another data set.
-        class_names: What the labels stand for; empty where the numbers say it all.
+        class_names: Names of the classes; empty if the numbers are the names.
         keys: The arrays its file has.
         fetchable: Whether there is a public place to fetch it from.
     """
@@ -175,7 +175,7 @@ def load(data: str | Path) -> Dataset:
     called by its file name, so it is never taken for a named one.
 
     Raises:
-        InvalidInputError: If there is no such data set or its file is of no use.
+        InvalidInputError: If no data set has that name, or its file cannot be used.
     """
     if isinstance(data, Path) or is_path(data):
         path = Path(data).expanduser()

@@ -32,7 +32,7 @@ class Closeness:
         distance: Euclidean distance of all parameters.
         angle_degrees: Angle between all parameters; None where there is none.
         last_layer_distance: The distance within the last layer, bias included; None
-            for a model without a matrix of weights, as in what follows.
+            for a model without a matrix of weights, as in the fields below.
         last_layer_angle_degrees: The angle within the last layer.
         unit_angles: The angle per output unit, in degrees; NaN where there is none.
     """
@@ -102,7 +102,7 @@ def last_layer(params: Params) -> tuple[str, str | None]:
 
     The bias is a vector with as many values as the matrix has rows (or columns) that
     comes directly after it and belongs to the same layer: the names agree up to the
-    last dot or slash. Names with such a layer part may also have the bias before.
+    last dot or slash. Names with a layer part may also have the bias before.
 
     Raises:
         InvalidInputError: If no parameter is a matrix.

@@ -1,4 +1,4 @@
-"""Puts models beside each other: what works, what the attack does, what is left."""
+"""Puts models beside each other: accuracy, success of attacks, traces of a client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Predict = Callable[[Model, Inputs], Logits]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Questions:
-    """What models are asked.
+    """Examples on which models are measured.
 
     Attributes:
         test: Clean test images, on which nobody trained.
@@ -75,7 +75,7 @@ class Evaluation:
         change: How its predictions on the target's images differ from before.
         seconds: Time to get the model from the trained one.
         client_calls: Times a client had to compute something.
-        history_bytes: Stored history that was read.
+        history_bytes: Bytes of the ledger that were read.
     """
 
     method: str
@@ -126,12 +126,12 @@ def evaluate(
     Args:
         method: How the model came about.
         answers: Its answers.
-        questions: What it was asked.
+        questions: The examples.
         before: The answers of the model that still remembers.
         reference: The answers of the model retrained without the target.
         seconds: Time it took.
         client_calls: Times a client had to compute something.
-        history_bytes: Stored history that was read.
+        history_bytes: Bytes of the ledger that were read.
     """
     main, backdoor = score(answers, questions)
     remembered = None

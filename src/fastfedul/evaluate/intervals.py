@@ -92,7 +92,7 @@ def paired_interval(lost: int, gained: int, total: int) -> Interval:
     Agresti and Min: "Simple improved confidence intervals for comparing matched
     proportions", Statistics in Medicine 2005. The formula adds half an image to each
     of the four outcomes, so that few images without a change are no certainty. SciPy
-    has no such interval.
+    does not have this interval.
 
     >>> tuple(round(end, 4) for end in paired_interval(3, 1, 98))
     (-0.0237, 0.0637)

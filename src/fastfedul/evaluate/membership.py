@@ -33,9 +33,9 @@ class Membership:
 
     Attributes:
         auc: Chance that a member has a lower loss than a non-member, equal losses
-            counted half; 0.5 is guessing. What to aim for is the retrained model's.
+            counted half; 0.5 is guessing. The aim is the retrained model's.
         tpr_at_1_fpr: Share of members found when at most 1 % of the non-members are
-            taken for members; with fewer than 100 of those that means none of them.
+            taken for members; with fewer than 100 non-members that means none of them.
         num_members: Images of the members.
         num_nonmembers: Images of the non-members.
         auc_interval: 95 % interval of the area; None if it cannot be estimated.
@@ -103,8 +103,8 @@ def _doubled_wins(losses: Floats, others: Floats) -> npt.NDArray[np.int64]:
 def _tpr(members: Floats, nonmembers: Floats) -> float:
     """Return the share of members strictly below the first loss that must stay out.
 
-    Of n non-members the n // 100 lowest may be taken for members. Whoever ties with
-    the next one is not counted as found, since no threshold separates the two.
+    Of n non-members the n // 100 lowest may be taken for members. An example that ties
+    with the next one is not counted as found, since no threshold separates the two.
     """
     limit = np.sort(nonmembers)[nonmembers.size // 100]
     return float((members < limit).mean())

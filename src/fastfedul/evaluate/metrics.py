@@ -1,4 +1,4 @@
-"""What models say: right answers, and how far predictions moved.
+"""Answers of models: right ones, and how far predictions moved.
 
 Logits have one row per image and one column per class. A row predicts something only
 if its largest value is finite; otherwise, as when a model has diverged, it predicts no

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastfedul.data.dataset import ClientData
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, name_some
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import Schedule
 from fastfedul.federation.trainer import Inputs, LocalTraining, Trainer
@@ -16,7 +16,7 @@ from fastfedul.records import ClientId, Model, Round
 
 @dataclass(slots=True)
 class Clients:
-    """The clients of a federation, and the one count of what they are asked to do.
+    """The clients of a federation, and the one count of the calls to them.
 
     Attributes:
         workers: Where they train.
@@ -40,12 +40,12 @@ class Clients:
         names: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Let clients train from a model; return what they send back, in order.
+        """Let clients train from a model; return their results, in order.
 
         Args:
             model: Where they start from.
             index: Number of the round; it decides the order of their examples.
-            names: Which clients.
+            names: Names of the clients.
             local: How they train; None for the way of the federation.
         """
         self.calls += len(names)
@@ -54,24 +54,27 @@ class Clients:
     def at(self, name: ClientId) -> ClientData:
         """Return a client's examples for work that is done at that client: one call.
 
-        What is computed from them may leave the client, the examples may not.
+        Results computed from them may leave the client, the examples may not.
         """
         if name not in self.data:
-            raise InvalidInputError(f"client {name!r:.80} is not in this federation")
+            raise InvalidInputError(
+                f"no client is called {name!r:.80} in this federation; clients are "
+                f"{name_some(self.data)}"
+            )
         self.calls += 1
         return self.data[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """The living federation behind a history, for methods that need its help.
+    """The living federation behind a ledger, for methods that need its help.
 
     Attributes:
-        clients: Whom to ask.
+        clients: The clients.
         trainer: Applies a model, and trains it on the server.
-        schedule: Who took part when, and how shares come about.
+        schedule: Participants of the rounds, and their shares.
         local: How a client trains in a round.
-        scales: What clients multiply their updates by before they send them.
+        scales: Factors by which clients multiply their updates before sending.
         select: Marks which updates of a round are kept, and says whether the others
             count; None if all are.
         server: Clean images of the server's own, without labels, as a model sees

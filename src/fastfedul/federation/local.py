@@ -20,12 +20,12 @@ from fastfedul.records import Model
 from fastfedul.rng import name_key, stream
 
 USERS_OWN = (Exception, SystemExit)
-"""What a user's own code may raise: a model may also try to end the program."""
+"""Errors of a user's own code: a model may also try to end the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What a client sends back.
+    """A client's result of a round.
 
     Attributes:
         delta: Local minus global parameters.
@@ -44,7 +44,7 @@ def train_client(
     seed: int,
     local: LocalTraining | None = None,
 ) -> LocalResult:
-    """Return what a client sends back in a round, a function of the arguments alone.
+    """Return a client's result of a round, a function of the arguments alone.
 
     Raises:
         TrainingError: If the training failed or ran away.
@@ -71,7 +71,7 @@ def train_client(
 def predict_part(
     trainer: Trainer, model: Model, data: ClientData, begin: int, end: int
 ) -> Logits:
-    """Return what a model says of some of the images.
+    """Return a model's logits for some of the images.
 
     Raises:
         TrainingError: If the model cannot be applied to them.

@@ -21,7 +21,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     """Return the function `package.module:function`, also from the working folder.
 
     Args:
-        name: What the option says.
+        name: Value of the option.
         what: What the function makes, such as `model`; for errors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Federated training, round by round: who takes part, and what the server makes of it.
+"""Federated training, round by round: who takes part, and the server's step.
 
 Every draw has a stream of its own, keyed by round and client. So leaving a client out
 leaves its slot empty and changes nobody else's part, and a run can be taken up at any
@@ -26,7 +26,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("size", "equal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Who takes part in a round, and with which share.
+    """Participants of a round, and their shares.
 
     Attributes:
         seed: Seed of the run.
@@ -79,15 +79,15 @@ def run_rounds(
 
     Args:
         work: Does the clients' training.
-        sizes: Number of examples of every client of the federation, also of those
-            that are absent.
-        schedule: Who takes part.
+        sizes: Number of examples of every client of the federation, also of
+            absent clients.
+        schedule: Participants of the rounds.
         model: The model before the first of these rounds.
         stop: Number of the round to stop before.
         start: Number of the first round.
         absent: Clients that are left out; their slots stay empty, and a round for
-            which nobody else was drawn is drawn anew.
-        scales: What clients multiply their update by before they send it.
+            which nobody else was drawn is drawn again.
+        scales: Factors by which clients multiply their updates before sending.
         select: Marks which updates are kept, and says whether the others count.
         local: How the clients train, for the record; None if unknown.
     """
@@ -120,7 +120,7 @@ def participants(
 
     The draw is over all clients and each one drops out on its own, so that an absent
     one is missing and nothing else changes. A round that would be left with nobody is
-    drawn anew, as often as it takes: a round without participants teaches nothing.
+    drawn again, as often as it takes: a round without participants teaches nothing.
 
     Raises:
         InvalidInputError: If all clients are absent, or more are to be drawn than

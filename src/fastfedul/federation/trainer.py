@@ -1,6 +1,6 @@
-"""What a framework provides so that clients can train: NumPy in, NumPy out.
+"""The interface of trainers, one per framework: NumPy in, NumPy out.
 
-A function that makes a trainer of one's own is called with the keywords `shape`,
+A function that makes a user's own trainer is called with the keywords `shape`,
 `num_classes`, `model` and `local`; see `TrainerMaker`.
 """
 
@@ -18,7 +18,7 @@ from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import LocalSGD, Model
 
 Inputs = npt.NDArray[Any]
-"""What a model sees: float32 images or features, or int64 tokens."""
+"""Input of a model: float32 images or features, or int64 tokens."""
 
 Labels = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class LocalTraining:
         batch_size: Examples of a step; the last batch of an epoch may be smaller, and a
             single example that is left over joins the batch before.
         lr: Learning rate.
-        momentum: Share of the last step's direction that is kept; starts anew in
+        momentum: Share of the last step's direction that is kept; starts again in
             every round.
         weight_decay: Multiple of the parameters that is added to their gradient.
     """
@@ -135,7 +135,7 @@ class TrainerMaker(Protocol):
             shape: Shape of one example: height, width and channels of an image, or the
                 number of values of a row.
             num_classes: How many classes the labels have.
-            model: What the option `--model` says.
+            model: Value of the option `--model`.
             local: How a client trains, from the options.
         """
 
@@ -165,7 +165,7 @@ class GradientTrainer(Trainer, Protocol):
             model: Where.
             inputs: Images as a model sees them.
             targets: Class numbers, or a row of class probabilities for each image.
-            temperature: What the logits are divided by before the softmax.
+            temperature: Divisor of the logits before the softmax.
         """
 
 

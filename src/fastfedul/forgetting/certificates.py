@@ -1,4 +1,4 @@
-"""Certificates: what was asked, what was done and when, one file per forgetting.
+"""Certificates: request, change of the model and time, one file per forgetting.
 
 A certificate is made from one entry of the ledger's log and nothing else. So one that
 a crash prevented is written later, and one that was changed is found out by making it
@@ -39,16 +39,16 @@ BOUND_DOES_NOT_MEAN = (
     "what the model still reveals, and is no guarantee of forgetting."
 )
 MAY_CONCLUDE = (
-    "If it is signed: whoever holds the key states that the server's ledger recorded "
+    "If it is signed: the holder of the key states that the server's ledger recorded "
     "this change of its model at this time, by this method with these settings.",
-    "The digests fix one model before, one model after and one history: another model "
-    "or another history does not match them.",
+    "The digests fix one model before, one model after and one ledger: another model "
+    "or another ledger does not match them.",
     "The coverage says which part of the clients' share in the model the method could "
     "work with.",
     "From then on the ledger refuses updates under these clients' names.",
 )
 MAY_CONCLUDE_ERASED = (
-    "The ledger's history was rewritten without these clients, and their updates were "
+    "The ledger was rewritten without these clients, and their updates were "
     "removed from its files.",
 )
 MAY_NOT_CONCLUDE = (
@@ -57,7 +57,7 @@ MAY_NOT_CONCLUDE = (
     "model.",
     "That nothing of the clients is left in backups, in file systems or devices, in "
     "copies of earlier models, or at other parties.",
-    "That the history was true when it was recorded, or that it is the only one.",
+    "That the ledger was true when it was recorded, or that it is the only one.",
     "That a client does not take part again under another name.",
 )
 MAY_NOT_CONCLUDE_KEPT = (
@@ -113,7 +113,7 @@ def certificate_path(folder: Path, entry: LogEntry) -> Path:
 
 
 def is_certified(entry: LogEntry) -> bool:
-    """Return whether an entry of the log took clients out of model or history.
+    """Return whether an entry of the log took clients out of model or ledger.
 
     The log also has what was dropped for a budget and that the ledger was compacted.
     """
@@ -173,7 +173,7 @@ def make_certificate(entry: LogEntry) -> dict[str, Any]:
 
 
 def conclusions(*, erased: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a certificate that holds allows to conclude, and what not."""
+    """Return the conclusions that a certificate allows, and forbidden conclusions."""
     if erased:
         return (*MAY_CONCLUDE, *MAY_CONCLUDE_ERASED), MAY_NOT_CONCLUDE
     return MAY_CONCLUDE, (*MAY_NOT_CONCLUDE, *MAY_NOT_CONCLUDE_KEPT)
@@ -192,7 +192,7 @@ def signed(certificate: Mapping[str, Any], key: SigningKey | None) -> dict[str, 
 
 
 def signed_bytes(certificate: Mapping[str, Any]) -> bytes:
-    """Return what is signed: everything but the signature, as canonical JSON."""
+    """Return the signed text: everything but the signature, as canonical JSON."""
     rest = {name: v for name, v in certificate.items() if name != "signature"}
     return canonical_json.encode(rest)
 
@@ -202,7 +202,7 @@ def write_certificates(
 ) -> tuple[Path, ...]:
     """Write every certificate that the log calls for and that is not there.
 
-    One that was written without a key is written anew once there is one.
+    A certificate without a signature is replaced once there is a key.
 
     Args:
         ledger: The ledger.
@@ -213,7 +213,7 @@ def write_certificates(
         The files written.
 
     Raises:
-        FastFedULError: If a file cannot be written. What the ledger recorded stays
+        FastFedULError: If a file cannot be written. The ledger's record stays
             recorded, and a later call writes the file.
     """
     written = []
@@ -250,7 +250,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
         found = canonical_json.parse(path.read_text("utf-8"))
     except OSError as error:
         raise InvalidInputError(
-            f"cannot read {path}: {error.strerror or error}"
+            f"cannot read {path}: {error.strerror or error}; check the path"
         ) from None
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path} is no certificate: it is not text") from None
@@ -275,7 +275,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
 def _standing(path: Path) -> tuple[object, bool] | None:
     """Return a file's log digest and whether it is signed; None if there is no file.
 
-    What cannot be read as a certificate has no digest, and is not ours to write over.
+    A file that is no certificate has no digest, and is not ours to write over.
     """
     try:
         found = json.loads(path.read_bytes())

@@ -45,7 +45,7 @@ class Check:
         name: `signature`, `log`, `request`, `chain`, `model`, `clients` or
             `recomputed`.
         verdict: Whether it holds.
-        text: What was found, in one line.
+        text: The finding, in one line.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found.
+    """Findings of an audit.
 
     Attributes:
         checks: One after the other.
-        fingerprint: That of the key that signed; None if nobody did.
+        fingerprint: Fingerprint of the key that signed; None if nobody did.
     """
 
     checks: tuple[Check, ...]
@@ -83,7 +83,7 @@ def audit(
 
     Args:
         certificate: The certificate.
-        ledger: The ledger it is about, if it is to be had.
+        ledger: The ledger it is about, if it is there.
         public_key: The signer's public key, from a source that is trusted.
     """
     signature, signer = _check_signature(certificate, public_key)
@@ -195,12 +195,12 @@ def _check_chain(
             continue
         if found.get("recorded_rounds") == recorded:
             return _compare("chain", found["chain_before"], after, "the next erasure")
-        text = f"entry {other.number} of the log rewrote the history afterwards"
+        text = f"entry {other.number} of the log rewrote the ledger afterwards"
         return Check("chain", "not checked", text)
     if recorded is None:
         return Check("chain", "not checked", "the log does not say at which round")
     chain = ledger.chain_after(recorded - 1)
-    return _compare("chain", chain.hex(), after, "the history")
+    return _compare("chain", chain.hex(), after, "the ledger")
 
 
 def _check_model(
@@ -271,7 +271,7 @@ def _check_computation(
     size = norm(committed)
     gap = norm(total - committed)
     text = (
-        f"computed again from the kept history, the change of the model differs by "
+        f"computed again from the kept updates, the change of the model differs by "
         f"{gap / size if size else gap:.1e} of its norm; {TOLERANCE:g} is allowed"
     )
     return Check("recomputed", "holds" if gap <= TOLERANCE * size else "fails", text)
@@ -280,7 +280,7 @@ def _check_computation(
 def _why_not(
     entry: LogEntry, log: Sequence[LogEntry], ledger: LedgerReader
 ) -> str | None:
-    """Return why the history does not allow to compute it again; None if it does."""
+    """Return why the ledger does not allow to compute it again; None if it does."""
     at = entry.event.details.get("recorded_rounds")
     if entry.event.kind == "erase":
         return "an erasure leaves the model as it is"
@@ -296,7 +296,7 @@ def _why_not(
             continue
         erased = "erase" in other.event.kind
         if erased and other.number > entry.number:
-            return f"entry {other.number} of the log rewrote the history afterwards"
+            return f"entry {other.number} of the log rewrote the ledger afterwards"
         if details.get("recorded_rounds") != at:
             continue
         if erased:

@@ -42,7 +42,7 @@ def write_run_model(ledger: LedgerReader, place: Path) -> None:
 def bring_up_to_date(
     ledger: LedgerReader, key: SigningKey | None, certificates: Path | None = None
 ) -> tuple[Path, ...]:
-    """Write what the ledger has and the files beside it do not have yet.
+    """Bring the files beside the ledger up to date with it.
 
     That is the run's model file, if it holds another model than the ledger, and every
     certificate that the log calls for and that is missing, or not signed although
@@ -57,7 +57,7 @@ def bring_up_to_date(
         The files written.
 
     Raises:
-        FastFedULError: If a file cannot be written. What the ledger recorded stays
+        FastFedULError: If a file cannot be written. The ledger's record stays
             recorded, and the next call writes the file.
     """
     written: list[Path] = []

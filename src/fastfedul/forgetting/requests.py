@@ -42,11 +42,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AppliedRequest:
-    """What became of a request.
+    """A request and its outcome.
 
     Attributes:
         request: The request, applied or refused.
-        forgetting: What was done; None if the request was refused.
+        forgetting: The forgetting; None if the request was refused.
     """
 
     request: ForgetRequest
@@ -90,7 +90,7 @@ def apply_requests(
     Args:
         ledger: A ledger open for writing, between two rounds.
         method: The method with its settings; None for Fast-FedUL.
-        erase: Whether to erase the clients' history too; else the ledger keeps it.
+        erase: Whether to erase the clients' updates too; else the ledger keeps them.
         federation: The clients, for a method that needs their help.
         key: Signs the certificates.
         certificates: Folder of the certificates; None for the usual one.
@@ -108,7 +108,7 @@ def apply_requests(
     for request in ledger.requests():
         if request.state != "waiting":
             continue
-        # Whoever asked to be forgotten must not be refused for the operator's option.
+        # A request must not be refused because of the operator's option.
         try:
             require_usable(method, ledger, federation)
         except InvalidInputError as error:

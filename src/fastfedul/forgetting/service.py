@@ -50,21 +50,21 @@ NOBODY_STAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forgetting:
-    """What forgetting did, or would do.
+    """Result of forgetting, done or previewed.
 
     Attributes:
         clients: Clients that were forgotten, or would be.
         model: The cleaned model.
-        result: What the method found; None if only history was erased.
+        result: Result of the method; None if updates were only erased.
         rounds: Rounds in which any of them took part.
         coverage: Part of their share in the model whose updates were kept, 0 to 1.
         coverage_by_client: The same for each client.
         delta_norm: Length of the difference between the models.
         committed: Whether the ledger was changed.
-        erased: Whether the ledger's history of the clients was erased.
+        erased: Whether the clients' updates were erased from the ledger.
         certificate: File of the certificate; None for a ledger in memory or a preview.
         signed: Whether the certificate is signed.
-        warnings: What a reader should know.
+        warnings: Sentences that a reader should know.
     """
 
     clients: tuple[ClientId, ...]
@@ -82,7 +82,7 @@ class Forgetting:
 
     @property
     def seconds(self) -> float:
-        """Time that the method took; 0 if only history was erased."""
+        """Time that the method took; 0 if updates were only erased."""
         return self.result.seconds if self.result else 0.0
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def preview(
     *,
     federation: Federation | None = None,
 ) -> Forgetting:
-    """Return what forgetting clients would do; nothing changes.
+    """Return the forgetting of clients as it would be; nothing changes.
 
     Args:
         ledger: Any ledger.
@@ -139,18 +139,18 @@ def forget(
     accept: Accept | None = None,
     request: int | None = None,
 ) -> Forgetting:
-    """Take clients out of the model and the history, and bar them from later rounds.
+    """Take clients out of the model and the ledger, and bar them from later rounds.
 
-    In one transaction the cleaned model becomes the ledger's, the clients' history is
+    In one transaction the cleaned model becomes the ledger's, the clients' updates are
     erased, and requests that wait for them are applied. Then the run's model file is
-    replaced and the certificate written. Clients that were forgotten before with their
-    history kept are erased now.
+    replaced and the certificate written. If the clients were forgotten before and
+    their updates were kept, the updates are erased now.
 
     Args:
         ledger: A ledger open for writing.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
-        erase: Whether to erase the clients' history too; else the ledger keeps it.
+        erase: Whether to erase the clients' updates too; else the ledger keeps them.
         federation: The clients, for a method that needs their help.
         key: Signs the certificate.
         certificates: Folder of the certificates; None for the usual one.
@@ -190,11 +190,11 @@ def erase(
     key: Key = "usual",
     certificates: Path | None = None,
 ) -> Forgetting:
-    """Erase the history of clients that were forgotten before; the model stays.
+    """Erase the updates of clients that were forgotten before; the model stays.
 
     Args:
         ledger: A ledger open for writing.
-        clients: Clients that were forgotten with their history kept.
+        clients: Clients that were forgotten while their updates were kept.
         key: Signs the certificate.
         certificates: Folder of the certificates; None for the usual one.
     """
@@ -204,7 +204,7 @@ def erase(
 
 
 def describe(method: Method, found: Forgetting) -> dict[str, object]:
-    """Return what the ledger's log keeps of a forgetting, as JSON values.
+    """Return the entry of the ledger's log for a forgetting, as JSON values.
 
     A certificate is made from this alone, also by another process after a crash.
     Coverages are in the order of the clients, whose names stand elsewhere.
@@ -286,7 +286,7 @@ def _computed(
     method: Method,
     federation: Federation | None,
 ) -> Forgetting:
-    """Return the answer of a method, with what the ledger says about the clients."""
+    """Return the answer of a method, with the ledger's facts about the clients."""
     request = UnlearnRequest(ledger, frozenset(names), federation)
     current = ledger.final
     result = measured(require_method(method), request)
@@ -360,8 +360,10 @@ def _require_active(ledger: Ledger, names: Sequence[ClientId]) -> None:
             f"client {late[0]!r:.80} was forgotten before and others were not; name "
             "only clients that are still there"
         )
-    how = "and its history erased" if state == "erased" else "and its history kept"
-    raise AlreadyForgottenError(f"client {late[0]!r:.80} was forgotten already, {how}")
+    how = "erased" if state == "erased" else "kept"
+    raise AlreadyForgottenError(
+        f"client {late[0]!r:.80} was forgotten already, and its updates were {how}"
+    )
 
 
 def _versions() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fastfedul.report.drawing import (
     add_legend,
     draw,
     label_percent,
+    make_figure,
     plot_shares,
     use_whole_numbers,
 )
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MAX_CLIENTS = 30
-"""More clients do not fit; those forgotten and the largest contributors are shown."""
+"""More clients do not fit; forgotten clients and the largest contributors are shown."""
 MAX_LAYERS = 24
 """More arrays do not fit; the first and the last ones are shown."""
 
@@ -77,29 +78,16 @@ def draw_rounds(
 
 def draw_bars(rows: Sequence[Row]) -> str:
     """Return bars for every model: right answers, and how often the attack works."""
-    attacked = any(row.backdoor is not None for row in rows)
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        _add_bars(axes, rows, RIGHT, -0.2 if attacked else 0.0)
-        if attacked:
-            _add_bars(axes, rows, ATTACK, 0.2)
-        names = [shorten(row.method, _LABEL_COLUMNS) for row in rows]
-        axes.set_yticks(range(1, len(rows) + 1), names)
-        axes.set_ylim(len(rows) + 0.5, 0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        label_percent(axes.xaxis)
-        axes.set_xlim(0, 1.22)
-        axes.spines["bottom"].set_bounds(0, 1)
-        axes.grid(axis="x")
-        add_legend(figure)
-
     text = "Bar chart. " + "; ".join(
         f"{shorten(row.method)}: {describe_shares(row.main, row.backdoor)}"
         for row in rows[:12]
     )
-    return draw("bars", text, 62 + (46 if attacked else 30) * len(rows), paint)
+    return draw("bars", text, _bars_height(rows), lambda f: _paint_bars(f, rows))
+
+
+def plot_bars(rows: Sequence[Row]) -> Figure:
+    """Return the bars as a figure that notebooks show."""
+    return make_figure(_bars_height(rows), lambda f: _paint_bars(f, rows))
 
 
 def draw_angles(unit_angles: Mapping[str, Floats]) -> str:
@@ -166,7 +154,7 @@ def draw_contributions(
 
 
 def draw_held_back(removed_by_layer: Sequence[tuple[str, float | None]]) -> str:
-    """Return a bar for each array: what was removed, and what was held back.
+    """Return a bar for each array: the removed part, and the part held back.
 
     Args:
         removed_by_layer: Name of each array and the part of the difference that was
@@ -205,6 +193,29 @@ def draw_held_back(removed_by_layer: Sequence[tuple[str, float | None]]) -> str:
         for (name, _), part in list(zip(shown, parts, strict=True))[:12]
     )
     return draw("heldback", text, 70 + 18 * len(shown), paint)
+
+
+def _bars_height(rows: Sequence[Row]) -> float:
+    attacked = any(row.backdoor is not None for row in rows)
+    return 62 + (46 if attacked else 30) * len(rows)
+
+
+def _paint_bars(figure: Figure, rows: Sequence[Row]) -> None:
+    attacked = any(row.backdoor is not None for row in rows)
+    axes = figure.add_subplot()
+    _add_bars(axes, rows, RIGHT, -0.2 if attacked else 0.0)
+    if attacked:
+        _add_bars(axes, rows, ATTACK, 0.2)
+    names = [shorten(row.method, _LABEL_COLUMNS) for row in rows]
+    axes.set_yticks(range(1, len(rows) + 1), names)
+    axes.set_ylim(len(rows) + 0.5, 0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    label_percent(axes.xaxis)
+    axes.set_xlim(0, 1.22)
+    axes.spines["bottom"].set_bounds(0, 1)
+    axes.grid(axis="x")
+    add_legend(figure)
 
 
 def _mark_end(axes: Axes, last: RoundPoint) -> None:

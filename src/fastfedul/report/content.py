@@ -1,4 +1,4 @@
-"""What a report shows: frozen records that know nothing of where they came from."""
+"""Content of a report: frozen records that know nothing of their origin."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Row:
         backdoor_interval: 95 % interval of `backdoor`.
         mia_auc: Area under the curve of membership inference; 0.5 is guessing.
         distance: Euclidean distance of the parameters to the retrained model.
-        angle_degrees: Angle of the last layer to that of the retrained model.
+        angle_degrees: Angle between its last layer and the retrained model's.
         seconds: Time taken to get this model from the trained one.
         client_calls: How often a client had to compute something for it.
-        history_bytes: Stored history that was read for it.
+        history_bytes: Bytes of the ledger that were read for it.
     """
 
     method: str
@@ -71,7 +71,7 @@ class RoundPoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contributions:
-    """Who contributed how much when.
+    """Contributions of clients by round.
 
     Attributes:
         clients: Their names.
@@ -97,7 +97,7 @@ class ExampleImages:
     Attributes:
         images: uint8 of shape (number, height, width, channels); one channel is grey,
             three are red, green and blue.
-        captions: What each picture shows.
+        captions: Caption of each picture.
     """
 
     images: Images
@@ -128,16 +128,16 @@ class Report:
         summary: Plain sentences that come first.
         rows: The compared models.
         rounds: How training went, in the order of measuring.
-        forgotten: Who was forgotten after how many rounds.
+        forgotten: Forgotten clients, and after how many rounds.
         unit_angles: Per method, the angle in degrees of every output unit's weights to
-            those of the retrained model.
+            the retrained model's.
         removed_by_layer: Per array of the model, the part of the difference that was
             removed; None where there was nothing to remove.
-        contributions: Who contributed how much when.
+        contributions: Contributions of clients by round.
         examples: Poisoned images.
         settings: Names and values of the settings of the run.
-        commands: What to type to get the same page again.
-        notes: Further sentences on what the page does and does not show.
+        commands: Commands that make the same page again.
+        notes: Further sentences on the limits of the page.
     """
 
     title: str

@@ -7,7 +7,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastfedul.errors import require_extra
@@ -54,7 +55,7 @@ LOOK: dict[str, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-"""What all our pictures have in common, as matplotlib's settings."""
+"""Settings of matplotlib for all pictures."""
 
 _STYLE: dict[str, Any] = {
     **LOOK,
@@ -84,27 +85,71 @@ def draw(
 
     Args:
         name: Short word that makes the identifiers unique in a page.
-        description: What the chart shows, for people who cannot see it.
+        description: Text of the chart, for people who cannot see it.
         height: In units of which the chart is `WIDTH` wide.
-        paint: Puts axes and what they show into an empty figure.
+        paint: Puts axes and marks into an empty figure.
 
     Raises:
         InvalidInputError: If matplotlib is not installed.
     """
-    with require_extra("report", "charts need matplotlib"):
-        from matplotlib import style
-        from matplotlib.figure import Figure
+    _require_matplotlib()
+    from matplotlib import style
+
     text = io.StringIO()
-    with style.context(["default", _STYLE | {"svg.hashsalt": name}]):
-        size = (WIDTH / _POINTS_PER_INCH, height / _POINTS_PER_INCH)
-        figure = Figure(figsize=size, layout="constrained")
-        with warnings.catch_warnings():
-            # A name may hold letters that only the reader's device can draw.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            paint(figure)
-            unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(text, format="svg", metadata=unsigned)
+    with style.context(["default", _STYLE | {"svg.hashsalt": name}]), _any_letters():
+        figure = _painted(height, paint)
+        unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", metadata=unsigned)
     return _embeddable(text.getvalue(), name, description)
+
+
+def make_figure(height: float, paint: Callable[[Figure], None]) -> Figure:
+    """Return a chart as a figure on white; a notebook shows it as it is.
+
+    Args:
+        height: In units of which the chart is `WIDTH` wide.
+        paint: Puts axes and marks into an empty figure.
+
+    Raises:
+        InvalidInputError: If matplotlib is not installed.
+    """
+    _require_matplotlib()
+    from matplotlib import style
+
+    with style.context(["default", _STYLE | {"figure.facecolor": _WHITE}]):
+        figure = _painted(height, paint)
+
+    def png() -> bytes:
+        file = io.BytesIO()
+        with _any_letters():
+            figure.savefig(file, format="png", dpi=144, facecolor=_WHITE)
+        return file.getvalue()
+
+    # Notebooks show figures of pyplot alone, which would keep this one for ever.
+    figure._repr_png_ = png  # type: ignore[attr-defined]
+    return figure
+
+
+def _require_matplotlib() -> None:
+    with require_extra("report", "charts need matplotlib"):
+        import matplotlib.figure  # noqa: F401
+
+
+def _painted(height: float, paint: Callable[[Figure], None]) -> Figure:
+    from matplotlib.figure import Figure
+
+    size = (WIDTH / _POINTS_PER_INCH, height / _POINTS_PER_INCH)
+    figure = Figure(figsize=size, layout="constrained")
+    paint(figure)
+    return figure
+
+
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Draw without a warning of letters that only the reader's device can draw."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def label_percent(axis: Axis, low: float = 0.0, num_steps: int = 4) -> None:
@@ -153,7 +198,7 @@ def add_legend(figure: Figure) -> None:
 
 
 def _embeddable(svg: str, name: str, description: str) -> str:
-    """Drop what belongs to a file, make identifiers unique, add the description."""
+    """Drop the file's preamble, make identifiers unique, add the description."""
     body = _SHEET.sub("", svg[svg.index("<svg") :])
     # Only inside tags: matplotlib escapes every < and > of the text between them.
     named = re.sub(r"<[^<>]+>", lambda tag: _with_names(tag[0], name), body)

@@ -51,7 +51,7 @@ def row_of(evaluation: Evaluation) -> Row:
 
 
 def report_of(folder: Path, comparison: Comparison) -> Report:
-    """Return the report of a run and what was compared on it."""
+    """Return the report of a run and its comparison."""
     config = comparison.prepared.config
     with LedgerReader(folder) as ledger, ledger.snapshot():
         contributions = _contributions(ledger)
@@ -117,7 +117,7 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _methods(comparison: Comparison) -> tuple[str, ...]:
-    """Return the methods that were asked for, those with a row first."""
+    """Return the methods that were asked for, methods with a row first."""
     ran = [row.method for row in comparison.rows]
     models = (BEFORE, RETRAINED, NOW)
     return (*(n for n in ran if n not in models), *comparison.refused)
@@ -180,7 +180,7 @@ def _examples(comparison: Comparison) -> ExampleImages | None:
 
 
 def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
-    """Return what gives the page again; nothing if no command compares like this."""
+    """Return the command that makes the page again; empty if there is none."""
     methods = _methods(comparison)
     if not methods:
         return ()

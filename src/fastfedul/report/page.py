@@ -45,7 +45,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A chart with its title and what it shows."""
+    """A chart with its title and its description."""
 
     title: str
     chart: str
@@ -162,7 +162,7 @@ def _answer(rows: tuple[Row, ...]) -> list[_Tile]:
 
 
 def _number_columns(rows: tuple[Row, ...]) -> dict[str, list[str]]:
-    """Return the columns of the second table, those that anybody measured."""
+    """Return the measured columns of the second table."""
     columns = {
         "Membership": [wording.show_number(row.mia_auc, 3) for row in rows],
         "Distance": [wording.show_distance(row.distance) for row in rows],

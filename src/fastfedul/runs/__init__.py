@@ -1,1 +1,1 @@
-"""A run: its options, its training, and what is measured of it."""
+"""A run: its options, its training, its comparison of methods."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,13 +19,16 @@ from fastfedul.errors import (
     UnlearnRefusedError,
 )
 from fastfedul.evaluate.comparison import (
+    BEFORE,
     NOW,
+    RETRAINED,
     Answers,
     Evaluation,
     Questions,
     ask,
     evaluate,
 )
+from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.files import write_whole
 from fastfedul.ledger.disk import LedgerReader
@@ -40,10 +43,17 @@ from fastfedul.methods.protocol import (
     Method,
     RunFacts,
     UnlearnRequest,
+    UnlearnResult,
     measured,
+    method_settings,
     needs_help,
 )
-from fastfedul.methods.registry import SHOWN_BY_DEFAULT, find_method, has_default
+from fastfedul.methods.registry import (
+    SHOWN_BY_DEFAULT,
+    find_method,
+    has_default,
+    require_method,
+)
 from fastfedul.methods.retrain import Retrain
 from fastfedul.records import ClientId, Model
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
@@ -53,7 +63,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 """Settings of methods: name of the method, name of the setting, value."""
 
 Say = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of a stage, the work done, and the work in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +83,21 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         prepared: Data, attack and model of the run.
-        forget: Whom the methods forgot, or who had gone before.
+        forget: Clients that the methods forgot, or that had gone before.
         rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
             has gone, `retrained`.
-        reaction: What Fast-FedUL saw of the others' reaction; None if it was not
+        reaction: Reaction of the others as Fast-FedUL saw it; None if it was not
             asked, or does not look.
-        keeping: Whom optimal keeping prefers.
+        keeping: Chances of attackers and others under optimal keeping.
         damping: Damping of skew scalar, if one was given.
-        refused: Methods that could not be used here, and why.
+        refused: Methods that could not be used here, or failed, and why.
         settings: Settings of methods, as they were given.
-        caveats: What to know about some of the methods.
+        caveats: Sentences on limits of some of the methods.
+        used: Settings with which each row's method ran, as JSON values.
     """
 
     prepared: Prepared
@@ -98,6 +109,7 @@ class Comparison:
     refused: Mapping[str, str]
     settings: Settings = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
+    used: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 def compare(
@@ -111,12 +123,12 @@ def compare(
 ) -> Comparison:
     """Forget clients of a finished run in every way asked for; the run is unchanged.
 
-    A method that cannot be used here is left out and named in `refused`; if none can,
-    that is an error.
+    A method that cannot be used here, or fails, is left out and named in `refused`; if
+    none is left, that is an error.
 
     Args:
         folder: The run.
-        forget: Whom to forget; by default the attackers that are still there.
+        forget: Clients to forget; by default attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
@@ -124,12 +136,24 @@ def compare(
     """
     config = load_config(folder)
     prepared = prepare(config)
+    if isinstance(forget, str):
+        raise InvalidInputError(
+            f"{forget!r:.80} is one name, and a list of names is wanted: "
+            f"[{forget!r:.80}]"
+        )
     names = tuple(sorted(set(forget) or active_attackers(folder, prepared)))
     if not names:
         attacked = config.attack.kind != "none"
         why = "every attacker has gone from" if attacked else "nobody attacks in"
         raise InvalidInputError(f"{why} this run; name a client to forget")
-    chosen = find_methods(methods, prepared, damping, settings or {})
+    chosen = {
+        name: method
+        for name, method in find_methods(
+            methods, prepared, damping, settings or {}
+        ).items()
+        # It is the reference of every comparison, so it has its row already.
+        if not isinstance(method, Retrain)
+    }
     helped = any(needs_help(method) for method in chosen.values())
     with (
         start_workers(prepared) if helped else nullcontext() as workers,
@@ -145,19 +169,21 @@ def compare(
         before = ask(predict, ledger.final, questions)
         again = ask(predict, reference, questions)
         rows = [
-            _row("before", before, questions, before, again),
-            _row("retrained", again, questions, before, again, seconds, calls),
+            _row(BEFORE, before, questions, before, again),
+            _row(RETRAINED, again, questions, before, again, seconds, calls),
         ]
         federation = federation_for(prepared, workers) if workers else None
         request = UnlearnRequest(ledger, frozenset(names), federation)
         refused: dict[str, str] = {}
+        first: UnlearnRefusedError | None = None
         reaction: Reaction | None = None
         for name, method in chosen.items():
             say(name, len(rows) - 2 + len(refused), len(chosen))
             try:
-                result = measured(method, request)
+                result = _measured(method, request)
             except UnlearnRefusedError as error:
                 refused[name] = str(error)
+                first = first or error
                 continue
             if reaction is None and isinstance(result, Removal):
                 reaction = result.reaction
@@ -174,8 +200,8 @@ def compare(
                     result.bytes_read,
                 )
             )
-        if refused and len(refused) == len(chosen):
-            raise UnlearnRefusedError(next(iter(refused.values())))
+        if first is not None and len(refused) == len(chosen):
+            raise first
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(
         prepared,
@@ -191,7 +217,35 @@ def compare(
             for name, method in chosen.items()
             if name not in refused and (text := getattr(method, "caveat", None))
         ),
+        {
+            name: method_settings(method)
+            for name, method in chosen.items()
+            if name not in refused
+        },
     )
+
+
+def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
+    """Return the result of a method; anybody's own method may fail in any way.
+
+    Raises:
+        UnlearnRefusedError: If it refuses, fails, or gives no usable model.
+    """
+    try:
+        found = measured(method, request)
+        layout, finite = found.params.layout, np.isfinite(found.params.flat).all()
+    except FastFedULError:
+        raise
+    except USERS_OWN as error:
+        raise UnlearnRefusedError(
+            f"the method {method.name} failed: {one_line(error)}"
+        ) from error
+    if layout != request.ledger.settings.layout or not finite:
+        what = "values that are not finite" if not finite else "other arrays"
+        raise UnlearnRefusedError(
+            f"the method {method.name} failed: its model has {what}"
+        )
+    return found
 
 
 def active_attackers(folder: Path, prepared: Prepared) -> set[ClientId]:
@@ -223,7 +277,7 @@ def look_back(folder: Path, say: Say) -> Comparison:
             again = ask(predict, reference, questions)
             rows = [
                 _row(NOW, now, questions, now, again),
-                _row("retrained", again, questions, now, again, seconds, calls),
+                _row(RETRAINED, again, questions, now, again, seconds, calls),
             ]
         keeping = keeping_of(ledger, prepared.attack.attackers)
     return Comparison(prepared, gone, tuple(rows), None, keeping, None, {})
@@ -237,7 +291,7 @@ def _unchanged(ledger: LedgerReader) -> Iterator[None]:
     """
     before = len(ledger.events())
     changed = FastFedULError(
-        f"the history in {ledger.path} was changed while its methods were compared; "
+        f"the ledger at {ledger.path} changed while its methods were compared; "
         "compare again"
     )
     try:
@@ -257,12 +311,20 @@ def find_methods(
     damping: float | None,
     settings: Settings,
 ) -> dict[str, Method]:
-    """Return methods by name with their settings, and with what only the run can tell.
+    """Return methods by name with their settings, also settings of the run.
+
+    Of two methods with one name the second gets a number.
 
     Raises:
-        InvalidInputError: If there are settings for a method that is not compared.
+        InvalidInputError: If something is no method, or there are settings for a method
+            that is not compared.
     """
-    names = [m if isinstance(m, str) else m.name for m in methods]
+    if isinstance(methods, str):
+        raise InvalidInputError(
+            f"{methods!r:.80} is one method, and a list of them is wanted: "
+            f"[{methods!r:.80}]"
+        )
+    names = [m if isinstance(m, str) else require_method(m).name for m in methods]
     unknown = sorted(set(settings) - set(names))
     if unknown:
         raise InvalidInputError(
@@ -271,9 +333,10 @@ def find_methods(
         )
     facts = RunFacts(target_label=prepared.attack.target_label)
     found: dict[str, Method] = {}
+    taken = {BEFORE, RETRAINED, NOW, *(m for m in methods if isinstance(m, str))}
     for method in methods:
         if not isinstance(method, str):
-            found[method.name] = method
+            found[_free_name(method.name, {*taken, *found})] = method
             continue
         own = dict(settings.get(method, {}))
         if damping is not None and has_default(method, "damping"):
@@ -282,8 +345,17 @@ def find_methods(
     return found
 
 
+def _free_name(name: str, taken: Set[str]) -> str:
+    """Return a name, or if it is taken the name with a number."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name} ({number})"
+    return free
+
+
 def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
-    """Return what the models of a run are asked."""
+    """Return the examples on which the models of a run are measured."""
     own = [data for data in prepared.clients if data.client in target]
     none: Images = prepared.dataset.test_images[:0]
     images = np.concatenate([none, *(data.images for data in own)])
@@ -361,11 +433,11 @@ def retrained_model(
 
     Args:
         folder: The run.
-        prepared: What it works with.
-        ledger: Its history.
-        names: Whom to leave out.
+        prepared: Data and trainer of the run.
+        ledger: The ledger of the run.
+        names: Clients to leave out.
         say: Told how far it is.
-        workers: Those of `start_workers`; None to start some if they are needed.
+        workers: From `start_workers`; None to start some if they are needed.
     """
     config = prepared.config
     request = UnlearnRequest(ledger, frozenset(names))
@@ -374,7 +446,7 @@ def retrained_model(
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
         buffers = frozenset(ledger.initial.buffers)
-        # What is damaged is made anew.
+        # A damaged file is computed again.
         with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
             stored = json.loads(facts.read_text("utf-8"))
             model = read_model(path, layout=ledger.settings.layout, buffers=buffers)

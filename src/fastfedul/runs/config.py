@@ -30,6 +30,7 @@ from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import find_method
 from fastfedul.records import ClientId, KeepUse, StorageDtype
+from fastfedul.runs import help_texts
 from fastfedul.runs.options import (
     Option,
     Options,
@@ -90,7 +91,7 @@ _BytesText = Annotated[str, _parsed_by(parse_bytes)]
 
 
 class DataOptions(Options):
-    """Which examples there are, and which client has which of them."""
+    """The examples, and how the clients share them."""
 
     main_field = "source"
 
@@ -101,7 +102,7 @@ class DataOptions(Options):
         default=None, ge=1, description="Use so many training examples."
     )
     clients: Annotated[
-        int | None, Option(unset=f"{NUM_CLIENTS}, or those the file names")
+        int | None, Option(unset=f"{NUM_CLIENTS}, or as in the file")
     ] = Field(default=None, ge=1, description="How many clients.")
     partition: Annotated[
         _PartitionText | None,
@@ -130,7 +131,7 @@ class DataOptions(Options):
 
 
 class ScheduleOptions(Options):
-    """Which clients take part in a round, and with which share."""
+    """Participants of a round, and their shares."""
 
     per_round: Annotated[int | None, Option(unset="all")] = Field(
         default=None, ge=1, description="Draw so many clients for each round."
@@ -169,13 +170,13 @@ class LocalOptions(Options):
 
 
 class AttackOptions(Options):
-    """What the attackers do."""
+    """The attack and the attackers."""
 
     main_field = "kind"
 
     kind: Annotated[Kind, Option(name="attack", metavar="KIND")] = Field(
         default="none",
-        description="What attackers do: none, pixel, edge-case or label-flip.",
+        description="Attack: none, pixel, edge-case or label-flip.",
     )
     attackers: Annotated[
         str | None,
@@ -218,7 +219,7 @@ class AttackOptions(Options):
 
 
 class RecordingOptions(Options):
-    """What the ledger keeps of each round."""
+    """How the ledger keeps each round."""
 
     keep: Annotated[_KeepText, Option(metavar="KEEP")] = Field(
         default="all",
@@ -253,7 +254,7 @@ class RecordingOptions(Options):
 
 
 class ForgettingOptions(Options):
-    """Whom the run forgets while it trains, and how."""
+    """Clients that the run forgets while it trains, and the method."""
 
     forget: Annotated[tuple[str, ...], Option(metavar="CLIENT@ROUNDS", later=True)] = (
         Field(
@@ -263,26 +264,17 @@ class ForgettingOptions(Options):
             "and train on without it. Can be repeated.",
         )
     )
-    method: Annotated[str, Option(metavar="NAME", later=True)] = Field(
-        default=FastFedUL.name,
-        description="Method that forgets these clients, and those that requests name "
-        "while the run trains.",
+    method: Annotated[str, Option(metavar="METHOD", later=True)] = Field(
+        default=FastFedUL.name, description=help_texts.METHOD
     )
     skew: Annotated[
-        str | None, Option(metavar="SKEW", unset="of the method", later=True)
-    ] = Field(
-        default=None,
-        description="How the others' training pulls the model back: kronecker, scalar "
-        "or none.",
-    )
-    damping: Annotated[float | None, Option(unset="of the method", later=True)] = Field(
-        default=None,
-        description="With skew scalar: the part that a round pulls back, 0 to 1; the "
-        "paper's alpha with a minus.",
-    )
-    erase: Annotated[bool, Option(flags="--erase/--keep-history", later=True)] = Field(
-        default=True,
-        description="Whether the ledger also erases a forgotten client's history.",
+        str | None, Option(metavar="SKEW", unset=help_texts.SKEW_DEFAULT, later=True)
+    ] = Field(default=None, description=help_texts.SKEW)
+    damping: Annotated[
+        float | None, Option(unset=help_texts.DAMPING_DEFAULT, later=True)
+    ] = Field(default=None, description=help_texts.DAMPING)
+    erase: Annotated[bool, Option(flags=help_texts.ERASE_FLAGS, later=True)] = Field(
+        default=True, description=help_texts.ERASE
     )
     settings: Annotated[
         dict[str, bool | int | float | str],
@@ -295,7 +287,7 @@ class ForgettingOptions(Options):
         if self.damping is not None and not of_scalar:
             raise InvalidInputError(
                 f"--damping belongs to --skew scalar, not to {self.skew!r:.40}; leave "
-                "one away"
+                "out one of them"
             )
         self.make_method()
         return self
@@ -334,7 +326,7 @@ _LOCAL_PANEL = "Local training"
 
 
 class RunConfig(Options):
-    """What a run does; with nothing set, ten clients learn digits in seconds.
+    """Configuration of a run; by default ten clients learn digits in seconds.
 
     A part with one main field may be given as that field alone:
     `RunConfig(data="digits", attack="pixel")`.
@@ -385,7 +377,7 @@ class RunConfig(Options):
             skew = Scalar.name
         if self.recording.keep == "sums" and skew not in (None, Kronecker.name):
             raise InvalidInputError(
-                f"--skew {skew} needs rounds, and --keep sums keeps none; leave one "
+                f"--skew {skew} needs rounds, and --keep sums keeps none; leave out "
                 "away"
             )
         if self.data.names is not None:
@@ -415,17 +407,18 @@ class RunConfig(Options):
                 )
         if len(planned) == count:
             raise InvalidInputError(
-                "--forget names all clients, and nobody would be left to train with"
+                "--forget names all clients, and nobody would be left to train with; "
+                "leave out one of them"
             )
 
     @property
     def round_schedule(self) -> Schedule:
-        """Who takes part in a round, as the federation reads it."""
+        """Participants of a round, as the federation reads them."""
         return Schedule(seed=self.seed, **dict(self.schedule))
 
     @property
     def keep_policy(self) -> Keep:
-        """Which updates the ledger keeps."""
+        """Policy by which the ledger keeps updates."""
         use = self.recording.keep_use
         return Keep.parse(self.recording.keep, use=use, seed=self.seed)
 
@@ -445,12 +438,12 @@ class RunConfig(Options):
             more: Further options; they win.
 
         Raises:
-            InvalidInputError: If there is no such option, or a value is wrong.
+            InvalidInputError: If no option has that name, or a value is wrong.
         """
         return cls(**nest_options(cls, {**(options or {}), **more}))
 
     def to_options(self) -> dict[str, Any]:
-        """Return every option by its flat name, also those that are None."""
+        """Return every option by its flat name, also options that are None."""
         found = {}
         for option, place in option_fields(type(self)).items():
             part = getattr(self, place.part) if place.part else self

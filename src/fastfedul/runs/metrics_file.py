@@ -48,6 +48,6 @@ def read(path: Path) -> dict[int, RoundMetrics]:
 
 
 def write(path: Path, lines: Sequence[RoundMetrics]) -> None:
-    """Write the file anew, whole or not at all."""
+    """Replace the file, whole or not at all."""
     text = "".join(json.dumps(asdict(metrics)) + "\n" for metrics in lines)
     write_whole(path, text)

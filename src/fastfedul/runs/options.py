@@ -21,12 +21,12 @@ from fastfedul.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What the command line shows of a field, beside the field's own description.
+    """How the command line shows a field, beside the field's own description.
 
     Attributes:
         name: Name of the option, if the field's name alone does not say it.
-        metavar: What stands for the value in the help.
-        unset: What the help calls the default, if the default is None.
+        metavar: Word for the value in the help.
+        unset: Words for the default in the help, if the default is None.
         flags: Both names of an option that is on or off.
         panel: Where the help shows the option; None for the panel of the part.
         hidden: Whether the command line leaves the option out.
@@ -76,7 +76,7 @@ class OptionField(NamedTuple):
         part: Name of the part that has the field; None if it is in no part.
         name: Name of the field.
         field: Its type, default, limits and description.
-        shown: What the command line shows of it.
+        shown: How the command line shows it.
         panel: Where the help shows it; None for the first panel.
     """
 
@@ -119,7 +119,7 @@ def nest_options(options: type[Options], flat: Mapping[str, Any]) -> dict[str, A
     """Return flat options as the arguments that the nested ones take.
 
     Raises:
-        InvalidInputError: If there is no such option.
+        InvalidInputError: If no option has that name.
     """
     known = option_fields(options)
     nested: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def flatten_options(
     Names may be written with dashes or underscores.
 
     Raises:
-        InvalidInputError: If there is no such option.
+        InvalidInputError: If no option has that name.
     """
     names = {
         (place.part, place.name): option
@@ -203,7 +203,7 @@ def _no_option(
     within: str = "",
     options: type[BaseModel] | None = None,
 ) -> str:
-    """Return that there is no such option, and the right place or the nearest name."""
+    """Return that an option is unknown, and the right place or the nearest name."""
     here = f" in [{within}]" if within else ""
     place = option_fields(options).get(_plain(name)) if options else None
     if place is not None:
@@ -220,7 +220,7 @@ _WANTED = {
     **{"bool": "true or false", "tuple": "a list of text", "dict": "a table"},
     **{"model": "a table"},
 }
-"""What pydantic's kinds of errors ask for, by how the kind begins."""
+"""Expected values by the kind of pydantic's error, or by the kind's beginning."""
 
 
 def _explain(options: type[BaseModel], error: ValidationError) -> str:

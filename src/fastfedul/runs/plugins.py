@@ -34,7 +34,7 @@ def find_trainer(name: str) -> TrainerMaker:
         name: A name among the entry points, or `package.module:function`.
 
     Raises:
-        InvalidInputError: If there is no such function.
+        InvalidInputError: If the function cannot be found.
     """
     if is_own_function(name):
         return import_function(name, "trainer")

@@ -57,7 +57,7 @@ class Prepared:
         dataset: Test examples, and the training examples the clients share.
         clients: Everybody's examples, the attackers' examples poisoned.
         server: The server's own clean examples.
-        attack: What the attackers do, labels filled in.
+        attack: The attack, labels filled in.
         backdoor: Examples that measure the attack; empty without an attack.
         trainer: Trains and applies the model.
     """
@@ -82,7 +82,7 @@ class Prepared:
 
     @property
     def scales(self) -> dict[ClientId, float]:
-        """What attackers multiply their updates by."""
+        """Factors by which attackers multiply their updates."""
         return dict.fromkeys(self.attack.attackers, self.attack.scale)
 
 
@@ -115,7 +115,7 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def client_names(config: RunConfig) -> tuple[ClientId, ...]:
-    """Return the names of a run's clients, also of those that never took part.
+    """Return the names of a run's clients, also of clients that never took part.
 
     Raises:
         InvalidInputError: If only the data file knows them and it cannot be read.
@@ -135,7 +135,7 @@ def _names(
         if getattr(config.data, option) is not None:
             raise InvalidInputError(
                 f"{Path(config.data.source).name} says which client has which example, "
-                f"so leave --{option} away"
+                f"so leave out --{option}"
             )
     for name in owners:
         check_name(name)
@@ -174,7 +174,7 @@ def start_workers(prepared: Prepared, engine: str = IN_PROCESS) -> Workers:
     """Return workers that train a run's clients and score its models.
 
     Args:
-        prepared: What the run works with.
+        prepared: Data and trainer of the run.
         engine: Where clients are trained; the results are the same bits.
     """
     config = prepared.config
@@ -244,12 +244,12 @@ def retrain(
 ) -> Model:
     """Return the model of the same run with some clients' slots left empty.
 
-    Seed, split, draws and initial model are those of the run; nothing is recorded.
+    Seed, split, draws and initial model stay the same; nothing is recorded.
 
     Args:
-        prepared: What the run works with.
-        workers: Those of `start_workers`.
-        without: Whom to leave out.
+        prepared: Data and trainer of the run.
+        workers: From `start_workers`.
+        without: Clients to leave out.
     """
     model = workers.initial(prepared.config.seed)
     last = prepared.config.rounds

@@ -76,7 +76,7 @@ LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
 _INDEX_BYTES = 80 * 1024
-"""What the index of a first round takes, with the room a ledger leaves for more."""
+"""Size of the index after a first round, with its room for more rounds."""
 
 Progress = Callable[[RoundMetrics], None]
 
@@ -127,7 +127,7 @@ def train(
         engine: Where clients are trained; the run is the same, byte for byte.
 
     Raises:
-        InvalidInputError: If the folder is taken, or an option is of no use.
+        InvalidInputError: If the folder is taken, or an option cannot be used.
     """
     path = _free_folder() if folder is None else Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -173,7 +173,9 @@ def resume(
 def load_config(folder: Path) -> RunConfig:
     """Return the configuration of a run."""
     if not (folder / CONFIG).is_file():
-        raise InvalidInputError(f"there is no run at {folder}; it has no {CONFIG}")
+        raise InvalidInputError(
+            f"there is no run at {folder}, because it has no {CONFIG}; check the path"
+        )
     return RunConfig.load(folder / CONFIG)
 
 
@@ -252,7 +254,7 @@ def _answer(
 def _key() -> SigningKey | None:
     """Return the key if it can be used.
 
-    Training does not stop for a key: what is not signed now can be signed later.
+    Training does not stop for a key: `request apply` signs certificates later.
     """
     try:
         return find_key()
@@ -425,7 +427,7 @@ def forget_as_planned(
         ledger: A ledger open for writing.
         client: Client to forget.
         method: The method with its settings; None for Fast-FedUL.
-        erase: Whether to erase the client's history too.
+        erase: Whether to erase the client's updates from the ledger too.
 
     Raises:
         UnlearnRefusedError: If the method refuses, with its reason. If too little of
@@ -449,7 +451,7 @@ def forget_as_planned(
 
 
 def _absent(ledger: DiskLedger, config: RunConfig) -> frozenset[ClientId]:
-    """Return the clients that stay out, also those that the ledger never saw."""
+    """Return the clients that stay out, also clients that the ledger never saw."""
     now = ledger.num_rounds
     gone = {c for c, entry in ledger.clients().items() if entry.state != "active"}
     return frozenset(gone | {c for c, b in config.forget_plan.items() if b <= now})
@@ -458,7 +460,7 @@ def _absent(ledger: DiskLedger, config: RunConfig) -> frozenset[ClientId]:
 def _align_metrics(
     path: Path, prepared: Prepared, workers: Workers, ledger: DiskLedger
 ) -> None:
-    """Make the metrics those of the recorded rounds, scoring anew what is missing.
+    """Give every recorded round its line of metrics; score models that lack one.
 
     Only the parameters of earlier models are known, not their buffers: where a model
     has buffers, a line that was lost stays without numbers unless it is the last. A

@@ -135,7 +135,7 @@ def _network_of(path: Path) -> str:
     if config.trainer != _TORCH:
         raise InvalidInputError(
             f"{path} was trained by {config.trainer}, and validation images need the "
-            f"trainer {_TORCH}; leave the validation away"
+            f"trainer {_TORCH}; leave out --validation"
         )
     return config.model
 
@@ -161,7 +161,7 @@ def _trainer_for(
             raise _misfit(file, shape, data)
     if trainer is None:
         raise failure or InvalidInputError(
-            f"{network} makes another network than that of the ledger's model; give "
+            f"{network} makes another network than the ledger's model has; give "
             "the one it was trained with as --model"
         )
     return trainer
@@ -193,7 +193,7 @@ def _first_fitting(
 def _num_outputs(
     file: Path, trainer: ImageTrainer, model: Model, inputs: Inputs, path: Path
 ) -> int:
-    """Return how many classes a model tells apart, from what it says of an image."""
+    """Return how many classes a model tells apart, from its answer to an image."""
     try:
         _, num_outputs = trainer.predict(model, inputs).shape
         return int(num_outputs)

@@ -1,1 +1,1 @@
-"""What attackers do to their examples."""
+"""Attacks: how attackers poison their examples."""

@@ -1,4 +1,4 @@
-"""Attacks: poison what some clients train on, and build the set that shows success."""
+"""Attacks: poison examples of some clients, and build the set that shows success."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DEFAULT_RATIOS: dict[Kind, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """What the attackers do.
+    """An attack and its attackers.
 
     Attributes:
         kind: `none`: everybody is honest. `pixel`: some of an attacker's images get
@@ -55,7 +55,7 @@ class Attack:
             `label-flip` 1.
         source_label: `label-flip`: the class that is relabelled; None for 7, or 0 if
             there are not so many classes. The other kinds have none.
-        scale: What attackers multiply their update by; recorded here, done in training.
+        scale: Factor on the attackers' updates; recorded here, applied in training.
     """
 
     kind: Kind = "none"
@@ -133,7 +133,7 @@ def with_labels(
 
     Raises:
         InvalidInputError: If the attack needs images and there are none, the data set
-            has no such class, or target and true class are the same, so that there
+            lacks the class, or target and true class are the same, so that there
             would be no attack.
     """
     if attack.kind == "none":
@@ -164,7 +164,7 @@ def with_labels(
 def _usual_labels(
     attack: Attack, dataset: Dataset, edge_cases: EdgeCases | None
 ) -> tuple[int | None, int]:
-    """Return the true class of what is mistaken, if it is one, and the target."""
+    """Return the true class of the mistaken images, if there is one, and the target."""
     if attack.kind == "edge-case":
         edge_cases = edge_cases or load_edge_cases(dataset)
         return edge_cases.true_label, edge_cases.target_label
@@ -183,14 +183,14 @@ def poison(
 ) -> tuple[ClientData, ...]:
     """Return the clients in the same order, the attackers' examples poisoned.
 
-    Honest clients come back as they are. What an attacker gets depends on the seed, its
+    Honest clients come back as they are. An attacker's poison depends on the seed, its
     name, its place among the attackers and its own examples: leaving out another client
     changes nothing. Attackers that are not among the clients are passed over, so the
     same attack serves a run without them.
 
     Args:
         clients: Everybody's clean examples.
-        attack: What the attackers do.
+        attack: The attack.
         dataset: Where the examples come from.
         seed: Decides which examples are poisoned.
         edge_cases: The pictures for `edge-case`; looked up by default.

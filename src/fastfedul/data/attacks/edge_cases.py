@@ -2,7 +2,7 @@
 
 Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning",
 NeurIPS 2020: sevens of another hand for MNIST, Southwest Airlines planes for CIFAR-10.
-Other data sets have no such collection; their tails are made here, see `make_tail`.
+Other data sets have no collection; their tails are made here, see `make_tail`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EdgeCases:
 
     Attributes:
         true_label: The class they really belong to.
-        target_label: What the attacker calls them unless told otherwise.
+        target_label: The attacker's label for them, by default.
         poison: Pictures to poison with; None when an attacker makes them from its own
             images of the true class.
         scored: Pictures on which the attack is measured; each is there once, and none
@@ -99,7 +99,7 @@ def is_copied(
 
     Args:
         pictures: The pictures in question.
-        among: What they are compared with.
+        among: Images to compare them with.
         tolerance: Mean difference in grey levels up to which two pictures are one.
     """
     flat = among.reshape(len(among), -1).astype(np.int16)

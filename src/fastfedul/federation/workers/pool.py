@@ -49,10 +49,10 @@ class Workers(Protocol):
         clients: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Return what these clients send back in a round, in their order."""
+        """Return the results of these clients in a round, in their order."""
 
     def predict(self, model: Model, name: str) -> Logits:
-        """Return what a model says of a set of images that was given at the start."""
+        """Return a model's logits for a set of images that was given at the start."""
 
 
 def open_workers(
@@ -134,7 +134,7 @@ class InProcess:
         clients: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Return what these clients send back in a round, in their order."""
+        """Return the results of these clients in a round, in their order."""
         return [
             train_client(
                 self._trainer, model, self._clients[name], index, self._seed, local
@@ -143,7 +143,7 @@ class InProcess:
         ]
 
     def predict(self, model: Model, name: str) -> Logits:
-        """Return what a model says of a set of images that was given at the start."""
+        """Return a model's logits for a set of images that was given at the start."""
         data = self._images[name]
         return np.concatenate(
             [
@@ -216,7 +216,7 @@ class WorkerProcesses:
         clients: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Return what these clients send back in a round, in their order."""
+        """Return the results of these clients in a round, in their order."""
         models = self._put(model)
         # The largest first, so that nobody waits long for the last.
         owners = [self._clients[name] for name in clients]
@@ -232,7 +232,7 @@ class WorkerProcesses:
         return [results[i] for i in range(len(owners))]
 
     def predict(self, model: Model, name: str) -> Logits:
-        """Return what a model says of a set of images that was given at the start."""
+        """Return a model's logits for a set of images that was given at the start."""
         self._put(model)
         owner = self._sets[name]
         parts = _parts(self._lengths[owner])

@@ -38,7 +38,7 @@ class Processes:
         return tuple(process.pid or 0 for process in self._workers.values())
 
     def close(self) -> None:
-        """Stop all workers, also those in the middle of a task."""
+        """Stop all workers, also workers in the middle of a task."""
         for connection, process in self._workers.items():
             connection.close()
             process.terminate()

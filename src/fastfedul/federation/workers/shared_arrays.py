@@ -32,7 +32,7 @@ class ArrayShape:
 
     @classmethod
     def of(cls, array: Array) -> ArrayShape:
-        """Return those of an array."""
+        """Return shape and dtype of an array."""
         return cls(array.shape, array.dtype.str)
 
     @property

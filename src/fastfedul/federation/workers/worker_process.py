@@ -31,12 +31,12 @@ from fastfedul.records import ClientId, Model
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is told once.
+    """The first message to a worker.
 
     Attributes:
         trainer: Does the work.
         seed: Seed of the run.
-        names: Whose examples are there: clients first, then what is scored on.
+        names: Owners of the examples: clients first, then sets to score on.
         lengths: How many examples each has.
         shapes: Of all images, and of all labels, one owner's after the other's.
     """
@@ -53,7 +53,7 @@ class ModelPlace:
     """Where models lie: the global one first, then one for each worker's answer.
 
     Attributes:
-        layout: That of the parameters.
+        layout: Layout of the parameters.
         buffers: Names and shapes of the buffers.
         num_workers: How many there are.
     """
@@ -198,7 +198,7 @@ def _leave_with_parent() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for the next batch.
+    """Let the C library keep freed memory for the next batch.
 
     By default glibc hands large blocks back to the system, which then has to clear
     them again: up to a seventh of the time of a training step.

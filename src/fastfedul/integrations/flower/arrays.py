@@ -35,9 +35,9 @@ class Received:
     """A reply that can be used.
 
     Attributes:
-        client: Who sent it.
+        client: Sender.
         message: As it came.
-        weight: What its share goes by.
+        weight: Number in proportion to its share.
         delta: Local minus global parameters.
         buffers: Its local buffers.
     """
@@ -50,7 +50,7 @@ class Received:
 
 
 class UnusableReplyError(InvalidInputError):
-    """What a client sent cannot go into the model; the message says why."""
+    """A reply that cannot go into the model; the message says why."""
 
 
 def is_buffer(name: str, array: Array) -> bool:
@@ -113,7 +113,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def read_reply(
     client: ClientId, message: Message, before: Model, weight_key: str
 ) -> Received:
-    """Return what a client contributes; the reply itself stays as it is.
+    """Return a client's update; the reply itself stays as it is.
 
     Raises:
         UnusableReplyError: If anything about it is wrong.

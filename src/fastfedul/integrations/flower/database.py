@@ -1,4 +1,4 @@
-"""Clear the database of a Flower SuperLink of what was deleted from it.
+"""Clear the database of a Flower SuperLink of deleted messages.
 
 A SuperLink passes every client's trained arrays through its database and deletes them
 when the run is over. SQLite then only marks their pages as free: the bytes stay in the
@@ -28,7 +28,7 @@ class FlowerDatabaseError(FastFedULError):
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What clearing a database found.
+    """Result of clearing a database.
 
     Attributes:
         num_rows: Rows in all tables, the same before and after.
@@ -45,10 +45,10 @@ class Cleared:
 
 
 def clear_deleted(path: Path) -> Cleared:
-    """Rewrite a SuperLink's database so that only what its rows say is on the disk.
+    """Rewrite a SuperLink's database so that only its rows are on the disk.
 
     No row is changed. SQLite sees to it that a crash at any instant leaves all of them.
-    What the file system or the device still holds of blocks that were given back is
+    Blocks that the file system or the device still holds after they were freed are
     beyond this.
 
     Raises:

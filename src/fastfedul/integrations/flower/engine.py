@@ -1,8 +1,8 @@
 """A project's clients trained by Flower's simulation engine. Needs the extra `flower`.
 
-Flower runs in a process of its own, and its workers in more: what they print goes to a
+Flower runs in a process of its own, and its workers in more: their output goes to a
 file, an interrupt is for the parent alone, and they end when the parent does. Only the
-local training is Flower's; draws, shares, aggregation and ledger are those of every
+local training is Flower's; draws, shares, aggregation and ledger are as in every
 other run, so the recorded bytes are the same.
 """
 
@@ -47,7 +47,7 @@ _LONGEST_FOLDER = 40
 
 @dataclass(frozen=True, slots=True)
 class SimulationOrder:
-    """What the engine is told once.
+    """The first message to the engine.
 
     Attributes:
         config: File with the options of the run.
@@ -118,7 +118,7 @@ class FlowerWorkers:
         return self._here.initial(seed)
 
     def predict(self, model: Model, name: str) -> Logits:
-        """Return what a model says of a set of images that was given at the start."""
+        """Return a model's logits for a set of images that was given at the start."""
         return self._here.predict(model, name)
 
     def train(
@@ -128,7 +128,7 @@ class FlowerWorkers:
         clients: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Return what these clients send back in a round, in their order.
+        """Return the results of these clients in a round, in their order.
 
         Raises:
             TrainingError: If a client failed or the engine stopped.
@@ -150,7 +150,7 @@ class FlowerWorkers:
         """Stop the engine and all its workers.
 
         Args:
-            at_once: Do not let it finish what it is at.
+            at_once: Do not let it finish its task.
         """
         self._connection.close()
         assert self._process.stdin is not None

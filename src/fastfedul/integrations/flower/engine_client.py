@@ -35,7 +35,7 @@ app = identify(ClientApp())
 def to_content(
     config: Path, model: Model, index: int, local: LocalTraining | None
 ) -> RecordDict:
-    """Return what a client is sent in a round."""
+    """Return the message to a client in a round."""
     order = ConfigRecord({"config": str(config), "index": index})
     order["layout"] = model.params.layout.to_json()
     if local is not None:
@@ -44,7 +44,7 @@ def to_content(
 
 
 def to_result(reply: Message, layout: Layout) -> LocalResult:
-    """Return what a client sent back.
+    """Return a client's result.
 
     Raises:
         TrainingError: If it failed.
@@ -84,7 +84,7 @@ def _trained(content: RecordDict, context: Context) -> Model:
 
 @lru_cache(1)
 def _prepared(config: str) -> Prepared:
-    """Return what a run works with, made once in each process."""
+    """Return data and trainer of a run, made once in each process."""
     return prepare(RunConfig.load(Path(config)))
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong between Flower and the ledger."""
+"""Errors between Flower and the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MissingFlowerError(FastFedULError, ImportError):
 
 
 class StrategyRefusedError(InvalidInputError):
-    """No client could be taken out of what this strategy computes."""
+    """The ledger could not take a client out of the strategy's model."""
 
 
 class IdentityError(FastFedULError):

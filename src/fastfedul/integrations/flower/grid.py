@@ -19,7 +19,7 @@ class AdmittedGrid(Grid):
 
     Args:
         grid: The real one.
-        admitted: Gives the nodes of now; asked anew each time, because strategies wait
+        admitted: Gives the current nodes; asked each time, because strategies wait
             until enough nodes are there.
     """
 
@@ -33,7 +33,7 @@ class AdmittedGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """That of the real grid."""
+        """The run of the real grid."""
         return self._grid.run
 
     def create_message(
@@ -54,7 +54,7 @@ class AdmittedGrid(Grid):
         return list(self._admitted())
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what Flower knows of the nodes that may be sent something."""
+        """Return Flower's facts about the nodes that may get a message."""
         admitted = self._admitted()
         return [node for node in self._grid.get_nodes() if node.node_id in admitted]
 

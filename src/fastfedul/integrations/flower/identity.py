@@ -1,7 +1,7 @@
-"""Which client each of Flower's nodes is.
+"""Names of clients for Flower's nodes.
 
 A node id is no identity: it changes with every simulation and, without keys, with every
-start of a SuperNode. What is recorded is the operator's name of the node, and beside
+start of a SuperNode. The ledger records the operator's name of the node, and beside
 the ledger a fingerprint of its key, so that nobody else can take a name over.
 """
 
@@ -44,11 +44,11 @@ _ONE_LINE = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found out about a node.
+    """Identity of a node.
 
     Attributes:
-        client: Which client it is; None if that could not be told.
-        fingerprint: That of its key; None where nodes have no keys.
+        client: Name of its client; None if unknown.
+        fingerprint: Fingerprint of its key; None where nodes have no keys.
         problem: Why it could not be told.
         silent: Whether it just did not answer, as a node does that is about to go.
     """
@@ -65,7 +65,7 @@ class Identities:
     Args:
         path: File with the names and fingerprints seen so far.
         identify: `auto`: in a simulation the partition, else the registered name;
-            `registered`, `partition` or `claimed`; or a function of what Flower knows
+            `registered`, `partition` or `claimed`; or a function of Flower's facts
             of the node.
         timeout: How many seconds a node may take to say who it is.
     """
@@ -89,7 +89,7 @@ class Identities:
         return tuple(self._known())
 
     def identified(self, grid: Grid, *, strict: bool) -> Mapping[int, ClientId]:
-        """Return the clients of all nodes that are there, asking those not known yet.
+        """Return the clients of all nodes that are there; ask unknown nodes.
 
         Args:
             grid: Where the nodes are.
@@ -142,7 +142,7 @@ class Identities:
         self._known().setdefault(found.client, found.fingerprint)
 
     def _objection(self, found: Found, present: set[int]) -> str:
-        """Return what speaks against a node being the client it seems to be."""
+        """Return why a node cannot be the client it seems to be, if it cannot."""
         try:
             check_name(found.client)  # type: ignore[arg-type]
         except InvalidInputError as error:
@@ -182,7 +182,7 @@ class Identities:
 def ask_nodes(
     grid: Grid, node_ids: Iterable[int], timeout: float
 ) -> Mapping[int, Message]:
-    """Return what nodes answer to the question who they are; silent ones are absent."""
+    """Return the names that nodes say they have; silent nodes are absent."""
     messages = [
         Message(
             content=RecordDict(),
@@ -214,7 +214,7 @@ def _registered(node: NodeInfo) -> Found:
         return Found(node.name, _fingerprint(node))
     return Found(
         problem="it has no name; register it with `flwr supernode register KEY.pub "
-        'LINK --name CLIENT`, or trust what clients say with identify="claimed"'
+        'LINK --name CLIENT`, or trust the word of clients with identify="claimed"'
     )
 
 

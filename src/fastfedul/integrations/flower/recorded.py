@@ -21,13 +21,14 @@ In a simulation, where nodes have no names, the ClientApp changes by one line to
 +app = identify(ClientApp())  # from fastfedul.integrations.flower.client
 ```
 
-What is recorded is what the federation really uses: the model of the next round is the
-ledger's own, added up in the order of the clients' names, so that it does not depend on
-the order in which replies arrive.
+The federation trains with the ledger's own model. The ledger adds up the updates of a
+round in the order of the clients' names, so the model does not depend on the order in
+which replies arrive.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
@@ -46,6 +47,7 @@ except ImportError:
     raise MissingFlowerError from None
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError
@@ -84,13 +86,14 @@ _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 
 
 class Recorded(Strategy):
-    """A Flower strategy that records what it trains and leaves out the forgotten.
+    """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and what is derived from them.
-    Strategies out of which no client could be taken are refused here, by name.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and classes derived from them. It
+    refuses, by name, strategies whose model depends on more than a round's updates.
 
-    A ledger that exists is gone on with: its model replaces the initial arrays, its
-    rounds count towards `num_rounds`, and its forgotten clients get no message.
+    If the ledger exists, training goes on with it: the ledger's model replaces the
+    initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
+    no message.
 
     Requests to forget may be filed at any time, with `fastfedul request add LEDGER
     CLIENT` or `fastfedul.add_request`. They are applied between two rounds: training
@@ -100,7 +103,7 @@ class Recorded(Strategy):
     clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
 
     Args:
-        strategy: The one to wrap. Its limits of how many nodes must be there are
+        strategy: The strategy to wrap. Its limits of how many nodes must be there are
             lowered when clients are forgotten, or it would wait for them for ever.
         ledger: Folder of the ledger; created if there is none.
         identify: How nodes become clients. `auto`: in a simulation `client-N` by
@@ -108,10 +111,11 @@ class Recorded(Strategy):
             what the client says, if you trust it. Or a function of Flower's NodeInfo.
         keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
             one vector per client, a few differences of two, and no rounds.
-        keep_use: `store`: all updates count. `aggregate`: only those that are kept.
-        store: How updates are stored: `float32`, `bfloat16`, `float16` or `int8`.
+        keep_use: `store`: all updates count. `aggregate`: only kept updates count.
+        dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
+            `int8`.
         budget: Bytes that a new ledger may take; it drops the oldest updates first.
-        aggregation: What the strategy computes, if it has an `aggregate_train` of its
+        aggregation: Aggregation of the strategy, if it has an `aggregate_train` of its
             own; every round is checked against it.
         local: How clients train, where the server's messages do not say so. `lr`,
             `momentum`, `batch-size` and `local-epochs` in the train config win. Without
@@ -125,8 +129,8 @@ class Recorded(Strategy):
         query_timeout: Seconds that a node may take to say who it is.
         seed: Seed of the draws of `keep`.
         method: The method that forgets, with its settings; None for Fast-FedUL. It
-            must need nothing but the history.
-        erase: Also erase the history of whoever is forgotten.
+            must need nothing but the ledger.
+        erase: Also erase the updates of forgotten clients from the ledger.
         certificates: Folder for the certificates; None for the ledger's usual one.
         key: Signs them; None for the key of the usual place, if there is one.
     """
@@ -139,7 +143,7 @@ class Recorded(Strategy):
         identify: Identify = "auto",
         keep: str = "all",
         keep_use: KeepUse = "store",
-        store: StorageDtype = "float32",
+        dtype: StorageDtype = "float32",
         budget: int | None = None,
         aggregation: str | None = None,
         local: LocalSGD | None = None,
@@ -160,7 +164,7 @@ class Recorded(Strategy):
             aggregation=aggregation_of(strategy, aggregation),
             keep=keep,
             keep_use=keep_use,
-            store=store,
+            dtype=dtype,
             budget=budget,
             min_clients=min_clients,
             max_norm_ratio=max_norm_ratio,
@@ -212,7 +216,7 @@ class Recorded(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Train until so many rounds are recorded, those of earlier runs included.
+        """Train until so many rounds are recorded, rounds of earlier runs included.
 
         Args:
             grid: Flower's.
@@ -229,34 +233,54 @@ class Recorded(Strategy):
         """
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        result = Result()
+        result, began = Result(), time.monotonic()
         try:
             self._run.open(initial_arrays)
-            self.summary()
-
-            def evaluate(number: int) -> None:
-                found = evaluate_fn(number, self._run.arrays) if evaluate_fn else None
+            self._log_start(num_rounds, train_config, evaluate_config)
+            if evaluate_fn:
+                found = evaluate_fn(self._run.num_rounds, self._run.arrays)
+                log(INFO, "Initial global evaluation results: %s", found)
                 if found is not None:
-                    log(INFO, "model after round %s: %s", number, found)
-                    result.evaluate_metrics_serverapp[number] = found
-
-            evaluate(self._run.num_rounds)
+                    result.evaluate_metrics_serverapp[self._run.num_rounds] = found
             while (number := self._run.num_rounds + 1) <= num_rounds:
+                log(INFO, "")
                 log(INFO, "[ROUND %s/%s]", number, num_rounds)
                 metrics = self._train_round(number, train_config, grid, timeout)
                 if metrics is not None:
+                    log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
                     result.train_metrics_clientapp[number] = metrics
                 metrics = self._evaluate_round(number, evaluate_config, grid, timeout)
                 if metrics is not None:
+                    log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
                     result.evaluate_metrics_clientapp[number] = metrics
-                evaluate(number)
+                if evaluate_fn:
+                    log(INFO, "Global evaluation")
+                    found = evaluate_fn(number, self._run.arrays)
+                    log(INFO, "\t└──> MetricRecord: %s", found)
+                    if found is not None:
+                        result.evaluate_metrics_serverapp[number] = found
             result.arrays = self._run.arrays
         finally:
             self.close()
+        _log_end(result, time.monotonic() - began)
         return result
 
+    def _log_start(
+        self, num_rounds: int, train_config: ConfigRecord, evaluate_config: ConfigRecord
+    ) -> None:
+        """Log the lines with which Flower's strategies start, and the rounds so far."""
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        arrays, done = self._run.arrays, self._run.num_rounds
+        log_strategy_start_info(num_rounds, arrays, train_config, evaluate_config)
+        self.summary()
+        if done >= num_rounds:
+            log(WARNING, "all %s rounds are recorded; raise num_rounds", done)
+        elif done:
+            log(INFO, "going on with round %s of %s", done + 1, self._run.path)
+        log(INFO, "")
+
     def summary(self) -> None:
-        """Log what is recorded, then the wrapped strategy's own summary."""
+        """Log the settings of the ledger, then the wrapped strategy's own summary."""
         log(INFO, "Recorded: %s", self._run)
         self._strategy.summary()
 
@@ -388,7 +412,7 @@ class Recorded(Strategy):
         return {node: client for node, client in found.items() if client not in gone}
 
     def _only_admitted(self, messages: Iterable[Message], grid: Grid) -> Sent:
-        """Drop what a strategy with nodes of its own would send to anybody else."""
+        """Drop messages to nodes that are not admitted."""
         allowed, given = self._admitted(grid, self._gone()), list(messages)
         nodes = [message.metadata.dst_node_id for message in given]
         kept = [
@@ -410,6 +434,18 @@ class Recorded(Strategy):
                 setattr(self._strategy, name, lowered)
 
 
+def _log_end(result: Result, seconds: float) -> None:
+    """Log the lines with which Flower's strategies end."""
+    log(INFO, "")
+    log(INFO, "Strategy execution finished in %.2fs", seconds)
+    log(INFO, "")
+    log(INFO, "Final results:")
+    log(INFO, "")
+    for line in str(result).splitlines():
+        log(INFO, "\t%s", line)
+    log(INFO, "")
+
+
 def _usable(method: Method | None) -> Method:
     """Return the method that forgets.
 
@@ -420,6 +456,6 @@ def _usable(method: Method | None) -> Method:
     if needs_help(found):
         raise InvalidInputError(
             f"{found.name} needs clients or images of the server, which a recorded "
-            "federation cannot give; use a method that needs the history alone"
+            "federation cannot give; use a method that needs the ledger alone"
         )
     return found

@@ -1,4 +1,4 @@
-"""One round: from Flower's replies to what the ledger records."""
+"""One round: from Flower's replies to the ledger's round."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LOCAL_KEYS = {
 """Keys of a config record that say how to train, as Flower's examples name them."""
 
 Problems = Sequence[tuple[ClientId, str]]
-"""Who could not take part in a round, and why."""
+"""Clients that could not take part in a round, and the reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class RoundSettings:
 
     Attributes:
         aggregation: The ledger's name of it.
-        keep: Which updates to keep.
-        store: How updates are stored.
+        keep: Policy by which updates are kept.
+        dtype: How the ledger stores updates.
         budget: Bytes that the ledger may take; None for any number.
         min_clients: Usable updates that a round needs.
         max_norm_ratio: How many times the median norm an update may have.
@@ -63,7 +63,7 @@ class RoundSettings:
 
     aggregation: str
     keep: Keep
-    store: StorageDtype
+    dtype: StorageDtype
     budget: int | None
     min_clients: int
     max_norm_ratio: float
@@ -76,7 +76,7 @@ class RoundSettings:
         aggregation: str,
         keep: str,
         keep_use: KeepUse,
-        store: StorageDtype,
+        dtype: StorageDtype,
         min_clients: int,
         max_norm_ratio: float,
         weight_key: str,
@@ -90,9 +90,9 @@ class RoundSettings:
                 f"a {aggregation} can only be replayed with every update; "
                 'use keep="all" and keep_use="store"'
             )
-        if store not in STORAGE_DTYPES:
+        if dtype not in STORAGE_DTYPES:
             raise InvalidInputError(
-                f"store is {store!r:.40}; choose {', '.join(STORAGE_DTYPES)}"
+                f"dtype is {dtype!r:.40}; choose {', '.join(STORAGE_DTYPES)}"
             )
         if min_clients < 1:
             raise InvalidInputError(f"min_clients is {min_clients}; choose 1 or more")
@@ -103,7 +103,7 @@ class RoundSettings:
         return cls(
             aggregation=aggregation,
             keep=policy,
-            store=store,
+            dtype=dtype,
             budget=budget,
             min_clients=min_clients,
             max_norm_ratio=max_norm_ratio,
@@ -118,7 +118,7 @@ def sort_replies(
     before: Model,
     settings: RoundSettings,
 ) -> tuple[Sequence[Received], Problems]:
-    """Return what can be used, sorted by client, and who failed with the reason.
+    """Return usable updates, sorted by client, and who failed with the reason.
 
     A reply is matched with what it answers, not with where it seems to come from: an
     error about a dead node is sent by the SuperLink. A node that stays silent sends
@@ -156,11 +156,11 @@ def local_training(
 ) -> LocalSGD | None:
     """Return how clients are told to train; None if the server does not tell them all.
 
-    Only what the server itself sends counts, never what a client says.
+    Only the server's own messages count, never a client's word.
 
     Args:
         messages: The messages that ask for training.
-        usual: What holds where a message says nothing of it.
+        usual: Local training if a message does not name one.
 
     Raises:
         InvalidInputError: If a learning rate, momentum, batch size or number of epochs
@@ -205,7 +205,7 @@ def make_round(
 
 
 def expected_step(round_: Round, settings: RoundSettings) -> Flat:
-    """Return what the ledger will add to the model."""
+    """Return the step that the ledger will add to the model."""
     rows = [update.delta.flat for update in round_.updates if update.delta is not None]
     if settings.aggregation == MEAN:
         return weighted_sum(rows, entered_weights(round_))
@@ -215,7 +215,7 @@ def expected_step(round_: Round, settings: RoundSettings) -> Flat:
 
 
 def _short(reason: str | None) -> str:
-    r"""Return the line of a trace that says what went wrong, safe to print.
+    r"""Return the line of a trace with the error itself, safe to print.
 
     >>> _short("Traceback:\n  File ...\nException occurred. Message: no data\n'>")
     'no data'

@@ -1,4 +1,4 @@
-"""The ledger of a run under Flower: opened, gone on with, and the model in its bits."""
+"""The ledger of a run under Flower, and the model that goes with it, bit by bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answering:
 
     Attributes:
         method: The method that forgets, with its settings.
-        erase: Whether the clients' history is erased too.
+        erase: Whether the clients' updates are erased from the ledger too.
         certificates: Folder for the certificates.
         key: Signs them, if there is one.
     """
@@ -42,7 +42,7 @@ class Answering:
 
 
 class RecordedRun:
-    """What `Recorded` keeps on disk, and the model that goes with it.
+    """The ledger of `Recorded` on disk, and the model that goes with it.
 
     Args:
         path: Folder of the ledger.
@@ -70,7 +70,7 @@ class RecordedRun:
 
     def __str__(self) -> str:
         own = self._settings
-        return f"{own.aggregation} of the updates, stored as {own.store} in {self.path}"
+        return f"{own.aggregation} of the updates, stored as {own.dtype} in {self.path}"
 
     @property
     def ledger(self) -> DiskLedger:
@@ -85,20 +85,20 @@ class RecordedRun:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The model of now as Flower's arrays."""
+        """The current model as Flower's arrays."""
         if self._arrays is None:
             self._arrays = to_record(self.model, self._order)
         return self._arrays
 
     @property
     def model(self) -> Model:
-        """The model of now."""
+        """The current model."""
         if self._model is None:
             self._model = self.ledger.final
         return self._model
 
     def open(self, arrays: ArrayRecord) -> None:
-        """Open the ledger unless it is, and answer what was asked in the meantime.
+        """Open the ledger unless it is open, and answer requests that wait.
 
         Args:
             arrays: The model to start from, if there is no ledger yet.
@@ -114,13 +114,12 @@ class RecordedRun:
             except BaseException:
                 self.close()
                 raise
-            log(INFO, "going on with round %s of %s", self.num_rounds + 1, self.path)
         else:
             self._ledger = DiskLedger.create(
                 self.path,
                 initial,
                 aggregation=self._settings.aggregation,
-                update_dtype=self._settings.store,
+                update_dtype=self._settings.dtype,
                 history="sums" if self._settings.keep.policy == "sums" else "rounds",
                 budget=self._settings.budget,
             )
@@ -140,7 +139,7 @@ class RecordedRun:
         self._refresh()
 
     def answer_waiting(self) -> None:
-        """Forget whoever asked for it since the last round."""
+        """Answer the requests since the last round."""
         if has_waiting(self.ledger):
             self._answer()
 
@@ -166,7 +165,7 @@ class RecordedRun:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Take the model anew from the ledger."""
+        """Read the model from the ledger again when it is needed."""
         self._model = self._arrays = None
 
     def require_current(self, arrays: ArrayRecord) -> Model:
@@ -178,8 +177,8 @@ class RecordedRun:
             )
             if not same:
                 raise InvalidInputError(
-                    "the arrays to be sent are not the ledger's model; pass on what "
-                    "aggregate_train returned, or use start()"
+                    "the arrays to be sent are not the ledger's model; pass on the "
+                    "arrays of aggregate_train, or use start()"
                 )
         return self.model
 
@@ -203,17 +202,17 @@ class RecordedRun:
             ) from None
 
     def _check(self, initial: Model) -> None:
-        """Raise unless the ledger records what this run trains."""
+        """Raise unless the ledger belongs to this run's model and settings."""
         wanted, found = self._settings, self.ledger.settings
         if found.aggregation != wanted.aggregation:
             raise LedgerError(
                 f"the ledger at {self.path} records a {found.aggregation}, the "
                 f"strategy computes a {wanted.aggregation}; choose another folder"
             )
-        if found.update_dtype != wanted.store:
+        if found.update_dtype != wanted.dtype:
             raise LedgerError(
                 f"the ledger at {self.path} stores {found.update_dtype}; go on with "
-                f'store="{found.update_dtype}" or choose another folder'
+                f'dtype="{found.update_dtype}" or choose another folder'
             )
         # The other way round is a ledger that was compacted: it goes on with sums.
         if wanted.keep.policy == "sums" and found.history != "sums":

@@ -1,6 +1,6 @@
-"""Which of Flower's strategies can be recorded, and as which aggregation.
+"""Flower's strategies: the aggregation of each, or why it cannot be recorded.
 
-What counts is the function that aggregates: a subclass that only samples differently,
+The function that aggregates decides: a subclass that only samples differently,
 or only changes metrics, is as good as its parent.
 """
 
@@ -23,7 +23,7 @@ _CHOICE = (
     "chooses among whole updates, which the ledger cannot replay; use FedMedian or "
     "FedTrimmedAvg against bad clients"
 )
-_NOISE = "clips updates or adds noise, so its model is no mean of what clients sent"
+_NOISE = "clips updates or adds noise, so its model is no mean of the updates"
 _TREES = "aggregates trees, which are no arrays of parameters"
 _LOSS = "weighs updates by the clients' losses, which the ledger does not have"
 
@@ -43,15 +43,15 @@ REFUSED: Mapping[str, str] = {
     "DifferentialPrivacyServerSideAdaptiveClipping": _NOISE,
     "DifferentialPrivacyServerSideFixedClipping": _NOISE,
 }
-"""What is known not to work, and why."""
+"""Strategies that cannot be recorded, and why."""
 
 
 def aggregation_of(strategy: object, named: str | None = None) -> str:
-    """Return the ledger's name of what a strategy computes from a round's updates.
+    """Return the ledger's name of a strategy's aggregation.
 
     Args:
         strategy: Flower's, or one derived from Flower's.
-        named: What the caller says it is; needed only if it aggregates in a way of its
+        named: The caller's name of it; needed only if it aggregates in a way of its
             own, and believed only as far as every round bears it out.
 
     Raises:
@@ -60,9 +60,9 @@ def aggregation_of(strategy: object, named: str | None = None) -> str:
     kind = type(strategy).__name__
     if not isinstance(strategy, Strategy):
         raise StrategyRefusedError(
-            f"{kind} is no strategy of flwr.serverapp.strategy; those of "
+            f"{kind} is no strategy of flwr.serverapp.strategy; strategies of "
             "flwr.server.strategy and secure aggregation, which hides single updates, "
-            "cannot be recorded"
+            "cannot be recorded; use FedAvg"
         )
     kinds = {**{getattr(flower, n): why for n, why in REFUSED.items()}, FedOpt: _MEMORY}
     for refused, reason in kinds.items():

@@ -24,7 +24,7 @@ def build(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
         num_classes: How many logits the network gives.
 
     Raises:
-        InvalidInputError: If there is no such network, or it is of no use.
+        InvalidInputError: If no network has that name, or it cannot be used.
     """
     if is_own_function(name):
         function = import_function(name, "model")

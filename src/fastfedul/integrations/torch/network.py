@@ -60,7 +60,7 @@ class Network:
     def check_outputs(
         self, image_shape: tuple[int, int, int], num_classes: int
     ) -> None:
-        """Raise if the network cannot tell so many classes apart in such images."""
+        """Raise if the network does not fit the images or the number of classes."""
         height, width, channels = image_shape
         images = self._tensor(np.zeros((2, channels, height, width), np.float32))
         self._module.eval()

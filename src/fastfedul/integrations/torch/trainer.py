@@ -83,7 +83,7 @@ class TorchTrainer:
 
     @cached_property
     def network(self) -> Network:
-        """The network, built on first use; its weights are those of the last call."""
+        """The network, built on first use; its weights are from the last call."""
         from fastfedul.integrations.torch.models import build
         from fastfedul.integrations.torch.network import Network
 
@@ -103,7 +103,7 @@ class TorchTrainer:
         """Return the freshly built network, a function of the seed alone.
 
         Raises:
-            InvalidInputError: If the network is of no use for the images and classes.
+            InvalidInputError: If the network does not fit the images and classes.
         """
         from fastfedul.integrations.torch.models import build
         from fastfedul.integrations.torch.network import Network, seeded, using
@@ -113,7 +113,7 @@ class TorchTrainer:
             with seeded(start):
                 built = build(self.model, self.image_shape, self.num_classes)
                 network = Network(built)
-                # Read first: trying it may change what a network of one's own keeps.
+                # Read first: trying it may change buffers of a user's network.
                 model = network.read()
                 network.check_outputs(self.image_shape, self.num_classes)
             return model

@@ -1,0 +1,21 @@
+"""Help of options that several commands have, so that each says the same of them."""
+
+from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING
+
+METHOD = (
+    "Method that forgets; `fastfedul methods` lists them. Your own: "
+    "package.module:Class."
+)
+SKEW = (
+    "How the others' training pulls the model back. kronecker: most where their "
+    "updates differ most. scalar: the same part of everything in every round, as in "
+    "the paper. none: not at all."
+)
+SKEW_DEFAULT = "kronecker; scalar with --damping"
+DAMPING = (
+    "Damping of skew scalar: the part that a round pulls back, 0 to 1; the paper's "
+    "alpha with a minus. More keeps accuracy, less removes more."
+)
+DAMPING_DEFAULT = f"{PAPERS_DAMPING:g}"
+ERASE_FLAGS = "--erase/--keep-history"
+ERASE = "Also erase the clients' updates from the ledger, or keep them there."

@@ -1,0 +1,66 @@
+"""What a notebook shows of a ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfedul import (
+    ClientUpdate,
+    DiskLedger,
+    LedgerReader,
+    MemoryLedger,
+    Model,
+    Params,
+    Round,
+    forget,
+)
+from fastfedul.ledger.protocol import WritableLedger
+from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.notebook import ledger_to_html
+from fastfedul.records import History
+
+START = Params.of({"w": np.zeros((4, 3), np.float32)})
+
+
+def fill(ledger: WritableLedger) -> None:
+    for index in range(2):
+        updates = tuple(
+            ClientUpdate(name, 1 / 3, Params(START.layout, START.flat + number))
+            for number, name in enumerate(("ann", "<bob>", "cyd"))
+        )
+        ledger.append(Round(index, updates))
+
+
+def test_a_ledger_says_who_took_part_and_what_it_keeps(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>"
+    with DiskLedger.create(folder, Model(START), update_dtype="float16") as ledger:
+        fill(ledger)
+        forget(ledger, ["<bob>"], erase=False, key=None)
+        chain = ledger.chain.hex()
+    with LedgerReader(folder) as ledger:
+        shown = ledger_to_html(ledger)
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    for text in ("2 active, 1 forgotten", "as float16", ">12<", ">2<", chain, " bytes"):
+        assert text in shown
+
+
+def test_a_closed_ledger_says_so_in_place_of_a_traceback(tmp_path: Path) -> None:
+    with DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger:
+        pass
+    assert "closed" in ledger_to_html(ledger)
+
+
+@pytest.mark.parametrize("history", ["rounds", "sums"])
+def test_a_ledger_in_memory_is_shown_too(history: History) -> None:
+    settings = LedgerSettings(layout=START.layout, history=history)
+    ledger = MemoryLedger(Model(START), settings)
+    assert "none yet" in ledger_to_html(ledger)
+    fill(ledger)
+    shown = ledger_to_html(ledger)
+    assert "Ledger in memory" in shown
+    assert "3 active" in shown
+    assert ("a sum for each client" in shown) == (history == "sums")
