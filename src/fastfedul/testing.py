@@ -124,14 +124,15 @@ def small_federation(
     )
     model = trainer.initial(seed)
     ledger = MemoryLedger.create(model)
-    for round_ in run_rounds(
+    for _ in run_rounds(
         federation.clients.train,
         federation.clients.sizes,
         federation.schedule,
         model=model,
         stop=num_rounds,
+        record=lambda _, round_: ledger.append(round_),
     ):
-        ledger.append(round_)
+        pass
     return ledger, federation
 
 

@@ -44,7 +44,8 @@ def work(model: Model, index: int, names: Sequence[str]) -> list[LocalResult]:
 
 def rounds_of(schedule: Schedule, **rest: object) -> list[Round]:
     arguments = {"model": START, "stop": 6, **rest}
-    return list(run_rounds(work, SIZES, schedule, **arguments))  # type: ignore[arg-type]
+    trained = run_rounds(work, SIZES, schedule, **arguments)  # type: ignore[arg-type]
+    return [one.round for one in trained]
 
 
 def assert_same(left: list[Round], right: list[Round]) -> None:

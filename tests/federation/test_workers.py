@@ -17,7 +17,7 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.data.partition import Partition, split
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.federation.rounds import Schedule, advance, run_rounds
+from fastfedul.federation.rounds import Schedule, model_after, run_rounds
 from fastfedul.federation.trainer import LocalTraining, TrainingError
 from fastfedul.federation.workers.pool import InProcess, WorkerProcesses, open_workers
 from fastfedul.federation.workers.shared_arrays import ArrayShape, arrays_in, create
@@ -110,11 +110,8 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def final_of(workers: InProcess | WorkerProcesses, num_rounds: int) -> Model:
     model = workers.initial(7)
     schedule = Schedule(seed=7, per_round=4)
-    for round_ in run_rounds(
-        workers.train, SIZES, schedule, model=model, stop=num_rounds
-    ):
-        model = advance(model, round_)
-    return model
+    rounds = run_rounds(workers.train, SIZES, schedule, model=model, stop=num_rounds)
+    return model_after(rounds, model)
 
 
 def is_running(pid: int) -> bool:

@@ -14,7 +14,7 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import Schedule, advance, run_rounds
+from fastfedul.federation.rounds import Schedule, run_rounds
 from fastfedul.federation.trainer import LocalTraining, Logits, Trainer
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.memory import MemoryLedger
@@ -93,16 +93,15 @@ class QuadraticRun:
 
     def retrained(self, *without: str) -> Flat:
         model = self.workers.initial(0)
-        for round_ in self._rounds(model, frozenset(without or {"a"})):
-            model = advance(model, round_)
-        return model.params.flat
+        rounds = self._rounds(model, frozenset(without or {"a"}))
+        return model_after(rounds, model).params.flat
 
     def distance(self, params: Params, *without: str) -> float:
         return float(np.linalg.norm(params.flat - self.retrained(*without)))
 
     def record(self) -> Self:
-        for round_ in self._rounds(self.workers.initial(0), frozenset()):
-            self.ledger.append(round_)
+        for trained in self._rounds(self.workers.initial(0), frozenset()):
+            self.ledger.append(trained.round)
         return self
 
     def _rounds(self, model: Model, absent: frozenset[str]) -> Any:

@@ -84,8 +84,8 @@ def trained_in_memory(config: RunConfig) -> TrainedRun:
     workers = start_workers(prepared)
     model = workers.initial(config.seed)
     ledger = MemoryLedger.create(model)
-    for round_ in rounds_of(prepared, workers, model, 0, config.rounds, frozenset()):
-        ledger.append(round_)
+    for one in rounds_of(prepared, workers, model, 0, config.rounds, frozenset()):
+        ledger.append(one.round)
     return TrainedRun(prepared, ledger, federation_for(prepared, workers))
 
 

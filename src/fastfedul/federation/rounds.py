@@ -8,7 +8,7 @@ round.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,6 +59,14 @@ LocalWork = Callable[[Model, int, Sequence[ClientId]], Sequence[LocalResult]]
 """Trains some clients from a model in a round of a number; answers in their order."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedRound:
+    """A round, and the model after it."""
+
+    round: Round
+    model: Model
+
+
 def run_rounds(
     work: LocalWork,
     sizes: Mapping[ClientId, int],
@@ -71,8 +79,9 @@ def run_rounds(
     scales: Mapping[ClientId, float] | None = None,
     select: Callable[[Round], Round] | None = None,
     local: LocalSGD | None = None,
-) -> Iterator[Round]:
-    """Yield the rounds, each trained when it is asked for.
+    record: Callable[[Model, Round], Model] | None = None,
+) -> Iterator[TrainedRound]:
+    """Yield the rounds with the models after them, each trained when it is asked for.
 
     The same arguments give the same rounds, and starting later from the model of that
     moment gives the same rest.
@@ -90,6 +99,8 @@ def run_rounds(
         scales: Factors by which clients multiply their updates before sending.
         select: Marks which updates are kept, and says whether the others count.
         local: How the clients train, for the record; None if unknown.
+        record: Records a round and returns the model after it, such as the append of a
+            ledger; None to compute the model alone.
     """
     for index in range(start, stop):
         names = participants(tuple(sizes), schedule, index, absent)
@@ -106,8 +117,15 @@ def run_rounds(
             trained = [result.buffers for result in results]
             buffers = average_buffers(trained, entered_weights(round_), model.buffers)
             round_ = replace(round_, buffers=buffers)
-        model = advance(model, round_)
-        yield round_
+        model = (record or advance)(model, round_)
+        yield TrainedRound(round_, model)
+
+
+def model_after(rounds: Iterable[TrainedRound], model: Model) -> Model:
+    """Return the model after all of some rounds, given the model before them."""
+    for trained in rounds:
+        model = trained.model
+    return model
 
 
 def participants(

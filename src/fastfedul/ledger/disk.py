@@ -84,6 +84,7 @@ from fastfedul.ledger.store.transaction import (
     Transaction,
     difference_of,
 )
+from fastfedul.notebook import ledger_to_html
 from fastfedul.params import Flat, Layout, Params
 from fastfedul.records import (
     ClientEntry,
@@ -163,6 +164,9 @@ class LedgerReader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        return ledger_to_html(self)
 
     def close(self) -> None:
         """Close the index."""

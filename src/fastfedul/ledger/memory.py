@@ -24,6 +24,7 @@ from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.store.streaming import run_blocks
+from fastfedul.notebook import ledger_to_html
 from fastfedul.params import Array, Flat, Params, dot
 from fastfedul.records import (
     ClientEntry,
@@ -154,6 +155,9 @@ class MemoryLedger:
     def settings(self) -> LedgerSettings:
         """What was decided when the ledger was created."""
         return self._settings
+
+    def _repr_html_(self) -> str:
+        return ledger_to_html(self)
 
     @property
     def num_rounds(self) -> int:

@@ -10,7 +10,12 @@ from typing import Protocol
 
 import numpy.typing as npt
 
-from fastfedul.errors import InvalidInputError, LedgerError, UnknownClientError
+from fastfedul.errors import (
+    InvalidInputError,
+    LedgerError,
+    UnknownClientError,
+    name_some,
+)
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.params import Array, Flat, Params
 from fastfedul.records import (
@@ -216,7 +221,8 @@ def require_known(ledger: Ledger, clients: Sequence[ClientId]) -> None:
     for client in clients:
         if client not in known:
             near = difflib.get_close_matches(client, known, n=1)
-            hint = f"; did you mean {near[0]!r:.80}?" if near else ""
+            some = f"; clients are {name_some(known)}" if known else "; it has none yet"
+            hint = f"; did you mean {near[0]!r:.80}?" if near else some
             raise UnknownClientError(
                 f"no client is called {client!r:.80} in this ledger{hint}"
             )

@@ -28,7 +28,7 @@ from fastfedul.data.dataset import choose, to_model_input
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import advance, run_rounds
+from fastfedul.federation.rounds import model_after, run_rounds
 from fastfedul.federation.trainer import ChannelTrainer, Labels
 from fastfedul.methods.protocol import (
     Needs,
@@ -251,7 +251,7 @@ class CDP:
             return [_masked(result, mask) for result in results]
 
         start = request.ledger.num_rounds
-        for round_ in run_rounds(
+        rounds = run_rounds(
             work,
             federation.clients.sizes,
             federation.schedule,
@@ -260,9 +260,8 @@ class CDP:
             stop=start + self.rounds,
             absent=request.gone,
             scales=federation.scales,
-        ):
-            model = advance(model, round_)
-        return model
+        )
+        return model_after(rounds, model)
 
 
 def _masked(result: LocalResult, mask: Mask) -> LocalResult:

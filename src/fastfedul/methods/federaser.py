@@ -28,7 +28,7 @@ from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import advance, average_buffers
+from fastfedul.federation.rounds import TrainedRound, advance, average_buffers
 from fastfedul.ledger.protocol import Ledger, vector
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.protocol import (
@@ -85,13 +85,13 @@ class FedEraser:
         with request.ledger.snapshot():
             model = request.ledger.initial
             trained = False
-            for round_ in self.rounds(request):
-                model = advance(model, round_)
-                trained = trained or round_.index > 0
+            for rebuilt in self.rounds(request):
+                model = rebuilt.model
+                trained = trained or rebuilt.round.index > 0
         return _result(request, model, trained=trained)
 
-    def rounds(self, request: UnlearnRequest) -> Iterator[Round]:
-        """Yield the rebuilt rounds, each trained when it is asked for."""
+    def rounds(self, request: UnlearnRequest) -> Iterator[TrainedRound]:
+        """Yield the rebuilt rounds with the models after them, each trained when it is asked for."""
         name = self.name
         federation = federation_of(request, self)
         ledger = request.ledger
@@ -112,7 +112,7 @@ class FedEraser:
             else:
                 round_ = self._calibrated(ledger, federation, model, entries)
             model = advance(model, round_)
-            yield round_
+            yield TrainedRound(round_, model)
 
     def _calibrated(
         self,

@@ -28,7 +28,7 @@ from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.rounds import advance, run_rounds, shares_of
+from fastfedul.federation.rounds import model_after, run_rounds, shares_of
 from fastfedul.federation.trainer import (
     GradientTrainer,
     Inputs,
@@ -368,9 +368,7 @@ class PGA:
             absent=request.gone,
             scales=federation.scales,
         )
-        for round_ in rounds:
-            model = advance(model, round_)
-        return model
+        return model_after(rounds, model)
 
 
 def _last_local(

@@ -19,7 +19,7 @@ from typing import ClassVar
 from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.rounds import advance, run_rounds
+from fastfedul.federation.rounds import run_rounds
 from fastfedul.methods.protocol import (
     Needs,
     UnlearnRequest,
@@ -58,10 +58,10 @@ class Retrain:
             scales=federation.scales,
             select=federation.select,
         )
-        for round_ in rounds:
-            model = advance(model, round_)
+        for trained in rounds:
+            model = trained.model
             if self.progress is not None:
-                self.progress(round_.index)
+                self.progress(trained.round.index)
         return UnlearnResult(
             params=model.params,
             clients=tuple(sorted(request.forget)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from fastfedul.data.partition import split, split_by_owner
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import USERS_OWN, one_line
-from fastfedul.federation.rounds import advance, run_rounds
+from fastfedul.federation.rounds import TrainedRound, model_after, run_rounds
 from fastfedul.federation.trainer import Labels, Logits, Trainer
 from fastfedul.federation.workers.pool import (
     InProcess,
@@ -204,8 +204,19 @@ def rounds_of(
     start: int,
     stop: int,
     absent: Set[ClientId],
-) -> Iterator[Round]:
-    """Return some rounds of a run, each trained when it is asked for."""
+    record: Callable[[Model, Round], Model] | None = None,
+) -> Iterator[TrainedRound]:
+    """Return some rounds of a run, each trained when it is asked for.
+
+    Args:
+        prepared: Data and trainer of the run.
+        workers: From `start_workers`.
+        model: The model before the first of these rounds.
+        start: Number of the first round.
+        stop: Number of the round to stop before.
+        absent: Clients to leave out.
+        record: Records a round and returns the model after it; None to record nothing.
+    """
     config = prepared.config
     return run_rounds(
         workers.train,
@@ -218,6 +229,7 @@ def rounds_of(
         scales=prepared.scales,
         select=config.keep_policy,
         local=config.local.training.sgd,
+        record=record,
     )
 
 
@@ -253,9 +265,8 @@ def retrain(
     """
     model = workers.initial(prepared.config.seed)
     last = prepared.config.rounds
-    for round_ in rounds_of(prepared, workers, model, 0, last, without):
-        model = advance(model, round_)
-    return model
+    rounds = rounds_of(prepared, workers, model, 0, last, without)
+    return model_after(rounds, model)
 
 
 def score(

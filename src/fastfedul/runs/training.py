@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.rounds import advance
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.forgetting.folder import (
     RUN_MODEL,
@@ -280,12 +279,19 @@ def _run_until_forgetting(
     absent = _absent(ledger, config)
     metrics: RoundMetrics | None = None
     began = time.perf_counter()
-    for round_ in rounds_of(prepared, workers, model, start, stop, absent):
-        ledger.append(round_)
-        model = advance(model, round_)
-        main, attack = score(prepared, workers, model)
+    trained = rounds_of(
+        prepared,
+        workers,
+        model,
+        start,
+        stop,
+        absent,
+        record=lambda _, round_: ledger.append(round_),
+    )
+    for one in trained:
+        main, attack = score(prepared, workers, one.model)
         now = time.perf_counter()
-        metrics = RoundMetrics(round_.index, main, attack, now - began)
+        metrics = RoundMetrics(one.round.index, main, attack, now - began)
         began = now
         metrics_file.append(path / METRICS, metrics)
         if progress is not None:

@@ -135,8 +135,9 @@ class RecordedRun:
 
     def append(self, round_: Round) -> None:
         """Record a round; when this returns, it survives power loss."""
-        self.ledger.append(round_)
+        model = self.ledger.append(round_)
         self._refresh()
+        self._model = model
 
     def answer_waiting(self) -> None:
         """Answer the requests since the last round."""
