@@ -284,7 +284,7 @@ def endless_rounds(
         model=workers.initial(0),
         stop=sys.maxsize,
     )
-    return lambda: next(rounds)
+    return lambda: next(rounds).round
 
 
 def measure_flower(

@@ -158,7 +158,7 @@ FAILING = [
     (("key", "show", "none.pem"), 1, "cannot read the key none.pem"),
     (("methods", "more"), 2, "unexpected extra argument"),
     (("ledger", "info", "none"), 1, "there is nothing at none"),
-    (("flower", "disk"), 2, "Missing option"),
+    (("ledger", "estimate"), 2, "Missing option"),
     (("nonsense",), 2, "No such command 'nonsense'"),
 ]
 

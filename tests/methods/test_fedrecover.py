@@ -14,7 +14,7 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import Schedule, run_rounds
+from fastfedul.federation.rounds import Schedule, model_after, run_rounds
 from fastfedul.federation.trainer import LocalTraining, Logits, Trainer
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.memory import MemoryLedger

@@ -191,8 +191,8 @@ def test_another_aggregation_is_refused(small_run: SmallRun) -> None:
     ledger = MemoryLedger.create(small_run.ledger.initial, aggregation="median")
     model = small_run.ledger.initial
     workers = small_run.federation.clients.workers
-    for round_ in rounds_of(small_run.prepared, workers, model, 0, 1, frozenset()):
-        ledger.append(round_)
+    for one in rounds_of(small_run.prepared, workers, model, 0, 1, frozenset()):
+        ledger.append(one.round)
     with pytest.raises(UnlearnRefusedError, match="'median'"):
         Retrain()(replace(request, ledger=ledger))
 

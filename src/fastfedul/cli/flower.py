@@ -1,8 +1,7 @@
-"""`fastfedul flower`: clean the database of a Flower server, estimate its disk."""
+"""`fastfedul flower`: clean the database of a Flower server."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +12,10 @@ from fastfedul.cli.output import (
     err,
     print_facts,
     print_json,
-    print_table,
     show_bytes,
     warn,
 )
 from fastfedul.integrations.flower.database import clear_deleted
-from fastfedul.ledger.budget import FederationSize, budget
-from fastfedul.ledger.store.codec import STORAGE_DTYPES
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -70,44 +66,3 @@ def clean(
             f"{found.num_objects} parts of messages have not been deleted by Flower "
             "yet; start the SuperLink, let it end the run, and clear again"
         )
-
-
-@app.command()
-def disk(
-    parameters: Annotated[int, typer.Option(help="Parameters of the model.")],
-    clients: Annotated[int, typer.Option(help="Clients over all rounds.")],
-    rounds: Annotated[int, typer.Option(help="Rounds to record.")],
-    per_round: Annotated[
-        int | None, typer.Option(help="Participants of a round. [all]")
-    ] = None,
-    kept: Annotated[
-        int | None, typer.Option(help="Updates kept of a round. [all]")
-    ] = None,
-    json: JsonFlag = False,
-) -> None:
-    """Show how much disk the ledger of a federation will need.
-
-    The table has a row for each dtype, `Recorded(..., dtype=...)`. The headroom must be
-    free beyond the total: the ledger writes new files before it removes old ones.
-
-    Example: `fastfedul flower disk --parameters 11000000 --clients 20 --rounds 100`
-    """
-    federation = FederationSize(
-        parameters=parameters,
-        clients=clients,
-        rounds=rounds,
-        per_round=per_round,
-        kept=kept,
-    )
-    found = {dtype: budget(federation, dtype) for dtype in STORAGE_DTYPES}
-    if json:
-        print_json({dtype: asdict(needed) for dtype, needed in found.items()})
-        return
-    print_table(
-        f"{parameters:,} parameters, {clients} clients, {rounds} rounds",
-        ["dtype", "an update", "a round", "constant", "total", "headroom"],
-        [
-            [dtype, *(show_bytes(count) for count in astuple(needed))]
-            for dtype, needed in found.items()
-        ],
-    )

@@ -30,12 +30,19 @@ from fastfedul.cli.output import (
     progress_bar,
     show_bytes,
     show_name,
+    show_seconds,
     warn,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.ledger.changes.compact import Compaction
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.estimate import (
+    READ_RATE,
+    WRITE_RATE,
+    FederationSize,
+    estimate,
+)
 from fastfedul.ledger.importing import import_ledger
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
@@ -146,6 +153,64 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
                 _number(row["norm"]),
             ]
             for row in rows
+        ],
+    )
+
+
+@app.command("estimate")
+def estimate_ledger(
+    parameters: Annotated[int, typer.Option(help="Parameters of the model.")],
+    clients: Annotated[int, typer.Option(help="Clients over all rounds.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to record.")],
+    per_round: Annotated[
+        int | None, typer.Option(help="Participants of a round. [all]")
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(help="Updates the ledger keeps: all, optimal:M or sums.")
+    ] = "all",
+    write_rate: Annotated[
+        float, typer.Option(help="Bytes a second that the disk writes and syncs.")
+    ] = WRITE_RATE,
+    read_rate: Annotated[
+        float, typer.Option(help="Bytes a second that the disk reads.")
+    ] = READ_RATE,
+    json: JsonFlag = False,
+) -> None:
+    """Show how much disk and time the ledger of a federation will take.
+
+    The table has a row for each dtype. The headroom must be free beyond the total: the
+    ledger writes new files before it removes old ones. The times follow from measured
+    ratios to plain writing and reading (`benchmarks/scale.py`).
+
+    Example: `fastfedul ledger estimate --parameters 11000000 --clients 20 --rounds 100`
+    """
+    if not (write_rate > 0 and read_rate > 0):
+        raise InvalidInputError("a rate is a number of bytes a second above 0")
+    federation = FederationSize(
+        parameters=parameters,
+        clients=clients,
+        rounds=rounds,
+        per_round=per_round,
+        keep=keep,
+    )
+    rates = {"write_rate": write_rate, "read_rate": read_rate}
+    found = {dtype: estimate(federation, dtype, **rates) for dtype in STORAGE_DTYPES}
+    if json:
+        print_json({dtype: asdict(needed) for dtype, needed in found.items()})
+        return
+    print_table(
+        f"{parameters:,} parameters, {clients:,} clients, {rounds:,} rounds",
+        ["dtype", "a round", "total", "headroom", "append", "forget"],
+        [
+            [
+                dtype,
+                show_bytes(needed.per_round),
+                show_bytes(needed.total),
+                show_bytes(needed.headroom),
+                show_seconds(needed.append_seconds),
+                show_seconds(needed.forget_seconds),
+            ]
+            for dtype, needed in found.items()
         ],
     )
 

@@ -91,7 +91,7 @@ class FedEraser:
         return _result(request, model, trained=trained)
 
     def rounds(self, request: UnlearnRequest) -> Iterator[TrainedRound]:
-        """Yield the rebuilt rounds with the models after them, each trained when it is asked for."""
+        """Yield the rebuilt rounds with the models after them, one at a time."""
         name = self.name
         federation = federation_of(request, self)
         ledger = request.ledger

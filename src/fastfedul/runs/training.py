@@ -27,10 +27,9 @@ from fastfedul.forgetting.folder import (
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
-from fastfedul.ledger.budget import FederationSize
-from fastfedul.ledger.budget import budget as estimate
 from fastfedul.ledger.changes.drop import num_dropped
 from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.estimate import FederationSize, estimate
 from fastfedul.ledger.protocol import params_at, vector
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
@@ -74,7 +73,7 @@ __all__ = [
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
-_INDEX_BYTES = 80 * 1024
+_INDEX_BYTES = 128 * 1024
 """Size of the index after a first round, with its room for more rounds."""
 
 Progress = Callable[[RoundMetrics], None]
@@ -329,10 +328,9 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
 def _check_budget(recording: RecordingOptions, initial: Model) -> None:
     """Raise if the ledger could not even hold one round without any update."""
     budget = recording.budget_bytes
-    size = FederationSize(
-        parameters=initial.params.layout.size, clients=1, rounds=1, kept=0
-    )
-    least = estimate(size, recording.dtype).total + _INDEX_BYTES
+    size = FederationSize(parameters=initial.params.layout.size, clients=1, rounds=1)
+    found = estimate(size, recording.dtype)
+    least = found.total - found.update + _INDEX_BYTES
     if budget is not None and budget < least:
         raise InvalidInputError(
             f"--budget is {recording.budget}, and a ledger of this model takes "

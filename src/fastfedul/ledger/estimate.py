@@ -1,0 +1,151 @@
+"""How much disk and time a ledger will take, before there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.pairs import RESERVOIR
+from fastfedul.ledger.store.codec import STORAGE_DTYPES, encoded_bytes
+from fastfedul.records import StorageDtype
+
+WRITE_RATE, READ_RATE = 500e6, 2e9
+"""Bytes a second of a usual disk, and of files that the system has in memory."""
+
+_APPEND_OVER_WRITE = 1.3
+_FORGET_OVER_READ = 2.5
+_ALGEBRA_SECONDS = 1.5e-6
+"""What `benchmarks/scale.py` measures: an append over a plain write of its bytes, the
+reading of a forgetting over a plain read of them, and its linear algebra for each
+parameter, on two cores."""
+
+_SAMPLED = 64
+"""Updates of the others that forgetting reads, three times."""
+
+_ROW_BYTES = 400
+"""What the index takes for a participant of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederationSize:
+    """The sizes on which disk and time depend.
+
+    Attributes:
+        parameters: Values of the model.
+        clients: Clients over all rounds.
+        rounds: Rounds to record.
+        per_round: Participants of a round; None for all clients.
+        keep: Which updates the ledger keeps: `all`, `optimal:5`, `sums`, ...
+    """
+
+    parameters: int
+    clients: int
+    rounds: int
+    per_round: int | None = None
+    keep: str = "all"
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("parameters", self.parameters),
+            ("clients", self.clients),
+            ("rounds", self.rounds),
+            ("per round", self.drawn),
+        ):
+            if value < 1:
+                raise InvalidInputError(f"{name} is {value}; choose 1 or more")
+        if self.drawn > self.clients:
+            raise InvalidInputError(
+                f"{self.drawn} of {self.clients} clients cannot take part; choose fewer"
+            )
+        Keep.parse(self.keep)
+
+    @property
+    def drawn(self) -> int:
+        """Participants of a round."""
+        return self.clients if self.per_round is None else self.per_round
+
+    @property
+    def kept(self) -> int:
+        """Updates kept of a round."""
+        policy = Keep.parse(self.keep)
+        if policy.policy == "sums":
+            return 0
+        return min(self.drawn, policy.budget or self.drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on disk, and seconds.
+
+    Attributes:
+        update: Bytes of one stored update.
+        per_round: Bytes that every round adds for good.
+        constant: Bytes that are there whatever the number of rounds.
+        index: Bytes of the index after the last round.
+        total: Bytes after the last round.
+        headroom: Bytes needed beyond the total at the worst moment: new files are
+            written before old ones are removed.
+        append_seconds: Time to record a round.
+        forget_seconds: Time to forget a client, without erasing its updates.
+    """
+
+    update: int
+    per_round: int
+    constant: int
+    index: int
+    total: int
+    headroom: int
+    append_seconds: float
+    forget_seconds: float
+
+
+def estimate(
+    federation: FederationSize,
+    dtype: StorageDtype,
+    *,
+    write_rate: float = WRITE_RATE,
+    read_rate: float = READ_RATE,
+) -> Estimate:
+    """Return what the ledger of a federation takes.
+
+    Args:
+        federation: Sizes of the federation.
+        dtype: How updates are stored; steps are float32.
+        write_rate: Bytes a second that the disk writes and syncs.
+        read_rate: Bytes a second that the disk reads.
+    """
+    if dtype not in STORAGE_DTYPES:
+        raise InvalidInputError(
+            f"unknown dtype {dtype!r}; choose {', '.join(STORAGE_DTYPES)}"
+        )
+    size, rounds = federation.parameters, federation.rounds
+    exact, update = encoded_bytes("float32", size), encoded_bytes(dtype, size)
+    models = 2 * exact
+    index = _ROW_BYTES * (federation.drawn + 1) * rounds
+    appearances = max(1, round(federation.drawn * rounds / federation.clients))
+    sampled = min(_SAMPLED, federation.kept * rounds or _SAMPLED)
+    if federation.keep == "sums":
+        pairs = min(RESERVOIR, federation.drawn * (federation.drawn - 1) // 2)
+        live = federation.clients * exact + pairs * update
+        # Sums are replaced in new files; up to as many bytes as count do not count.
+        per_round, constant, headroom = 0, models + live, live
+        written = federation.drawn * exact + exact
+        read = exact + 3 * pairs * update
+    else:
+        per_round = federation.kept * update + exact
+        constant, headroom = models, appearances * per_round + exact
+        written = per_round + exact
+        share = federation.kept / federation.drawn
+        read = appearances * exact + round(appearances * share) * update
+        read += 3 * sampled * (update + exact)
+    return Estimate(
+        update,
+        per_round,
+        constant,
+        index,
+        rounds * per_round + constant + index,
+        headroom,
+        _APPEND_OVER_WRITE * written / write_rate,
+        _FORGET_OVER_READ * read / read_rate + _ALGEBRA_SECONDS * size,
+    )
