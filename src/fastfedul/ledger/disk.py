@@ -402,8 +402,7 @@ class LedgerReader:
             if ref.other is not None:
                 file, column = pairs.get(ref, (None, None))
             else:
-                column = columns[ref.client].get(ref.round)
-                file = rounds[ref.round].file if ref.round in rounds else None
+                file, column = columns[ref.client].get(ref.round, (None, None))
             if column is None or file is None:
                 raise LedgerError(f"{ref}: nothing is stored")
             dtype = settings.step_dtype if ref.client is None else settings.update_dtype
@@ -431,10 +430,11 @@ class LedgerReader:
         client: ClientId | None,
         indices: list[int],
         rounds: Mapping[int, RoundRow],
-    ) -> dict[int, bytes | None]:
+    ) -> dict[int, tuple[int | None, bytes | None]]:
         """Return where a client's updates lie by round; for None, the steps."""
         if client is None:
-            return {i: rounds[i].step for i in indices if i in rounds}
+            own = {i: rounds[i] for i in indices if i in rounds}
+            return {i: (row.file, row.step) for i, row in own.items()}
         row = self.index.client(client)
         if row is None:
             return {}
@@ -448,7 +448,7 @@ class LedgerReader:
             ]
         else:
             found = self.index.rows(UpdateRow, span, client=row.id)
-        return {update.round: update.array for update in found if update.round in asked}
+        return {u.round: (u.file, u.array) for u in found if u.round in asked}
 
     def _model(self, file: int, column: bytes, place: str) -> Model:
         layout = self._settings.layout

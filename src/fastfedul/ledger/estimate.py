@@ -8,6 +8,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.pairs import RESERVOIR
 from fastfedul.ledger.store.codec import STORAGE_DTYPES, encoded_bytes
+from fastfedul.ledger.store.transaction import SHARED_BYTES
 from fastfedul.records import StorageDtype
 
 WRITE_RATE, READ_RATE = 500e6, 2e9
@@ -100,6 +101,14 @@ class Estimate:
     forget_seconds: float
 
 
+def _rewritten_bytes(per_round: int, update: int, exact: int) -> int:
+    """Return what an erasure writes for a round: its step, and what shares a file."""
+    if per_round <= SHARED_BYTES:
+        return per_round
+    shared = 0 if update >= SHARED_BYTES else max(SHARED_BYTES, per_round // 64)
+    return exact + shared
+
+
 def estimate(
     federation: FederationSize,
     dtype: StorageDtype,
@@ -134,7 +143,8 @@ def estimate(
         read = exact + 3 * pairs * update
     else:
         per_round = federation.kept * update + exact
-        constant, headroom = models, appearances * per_round + exact
+        constant = models
+        headroom = appearances * _rewritten_bytes(per_round, update, exact) + exact
         written = per_round + exact
         share = federation.kept / federation.drawn
         read = appearances * exact + round(appearances * share) * update

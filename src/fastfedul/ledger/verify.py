@@ -42,8 +42,11 @@ from fastfedul.ledger.store.schema import (
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE
+from fastfedul.records import StorageDtype
 
 Progress = Callable[[int, int], None]
+_Vector = tuple[str, StorageDtype, int]
+"""Name, dtype and size of a stored vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class _Contents:
         self._models: dict[int, tuple[str, Stored]] = {}
         self._sources: dict[int, list[Source]] = {}
         self._rounds: dict[int, list[RoundRow]] = {}
+        self._apart: dict[int, list[UpdateRow]] = {}
         for update in index.rows(UpdateRow):
             if update.client not in self.clients:
                 self.problems.append(
@@ -175,8 +179,10 @@ class _Contents:
                 )
             for update in self.updates.get(index, ()):
                 if update.array is not None:
+                    if update.file is not None:
+                        self._apart.setdefault(update.file, []).append(update)
                     place = f"round {index}, client {self._name(update.client)}"
-                    self._add(round_.file, update.array, settings.update_dtype, place)
+                    self._add(update.file, update.array, settings.update_dtype, place)
 
     def _add(self, file: int | None, column: bytes, dtype: Any, place: str) -> None:
         if file is None:
@@ -240,26 +246,34 @@ class _Contents:
 
     def _header_damages(self, row: FileRow, path: Path) -> Iterator[str]:
         """Yield rounds of a file whose headers, or the gaps before them, are not so."""
-        if row.file not in self._rounds:
-            return
-        settings = self._settings
         end = 0
         with path.open("rb") as file:
-            for round_ in self._rounds[row.file]:
-                index = round_.round
-                kept = [u for u in self.updates.get(index, ()) if u.array is not None]
-                parts = [(step_name(index), settings.step_dtype, self.size)]
-                kept.sort(key=lambda update: update.client)
-                parts += [
-                    (update_name(index, u.client), settings.update_dtype, self.size)
-                    for u in kept
-                ]
+            for place, start, parts in self._images(row.file):
                 header = arrays.image_header(parts)
                 file.seek(end)
-                gap = file.read(round_.start - end)
+                gap = file.read(start - end)
                 if any(gap) or file.read(len(header)) != header:
-                    yield f"round {index}: the header in {path.name} was changed"
-                end = round_.start + arrays.image_bytes(parts)
+                    yield f"{place}: the header in {path.name} was changed"
+                end = start + arrays.image_bytes(parts)
+
+    def _images(self, file: int) -> Iterator[tuple[str, int, list[_Vector]]]:
+        """Yield the images of rounds in a file: where each begins, and its vectors."""
+        settings, size = self._settings, self.size
+        for round_ in self._rounds.get(file, ()):
+            index = round_.round
+            step: _Vector = (step_name(index), settings.step_dtype, size)
+            own = self._updates_of_round(file, index)
+            yield f"round {index}", round_.start or 0, [step, *own]
+        if file not in self._rounds:
+            indices = {update.round for update in self._apart.get(file, ())}
+            for index in sorted(indices):
+                yield f"round {index}", 0, self._updates_of_round(file, index)
+
+    def _updates_of_round(self, file: int, index: int) -> list[_Vector]:
+        own = [u for u in self.updates.get(index, ()) if u.file == file and u.array]
+        own.sort(key=lambda update: update.client)
+        dtype = self._settings.update_dtype
+        return [(update_name(index, u.client), dtype, self.size) for u in own]
 
 
 def _index_problems(index: Index) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fastfedul.ledger.chain import content_of, link
 from fastfedul.ledger.changes.rewrite import step_name, update_name
@@ -17,9 +17,17 @@ from fastfedul.ledger.own_sums import round_difference
 from fastfedul.ledger.store.arrays import Part, Stored
 from fastfedul.ledger.store.entries import local_values
 from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
-from fastfedul.ledger.store.transaction import Transaction
+from fastfedul.ledger.store.transaction import (
+    SHARED_BYTES,
+    Transaction,
+    bytes_of,
+    in_groups,
+)
 from fastfedul.params import Flat
 from fastfedul.records import ClientId
+
+_FILES_OF_A_ROUND = 64
+"""Into so many files, at most about, a round of very many clients is cut."""
 
 
 def append_round(change: Transaction, recorded: RecordedRound) -> None:
@@ -28,7 +36,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
     numbers = {client.name: client.id for client in clients}
     with change.writing_model(recorded.model):
         if change.settings.history == "sums":
-            placed = _Placed(None, 0, None, {})
+            placed = _Placed()
             keep_pairs(change, recorded, numbers)
             put_differences(
                 change, clients, _new_differences(change, recorded, clients)
@@ -43,7 +51,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             recorded.index,
             update.share,
             update.keep_probability,
-            placed.array_of(update),
+            *placed.columns_of(update),
             None if update.vector is None else update.norm,
             update.step_product,
             int(sums_only),
@@ -88,28 +96,31 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
     change.set(chain=chain)
 
 
+@dataclass(slots=True)
 class _Placed:
-    """Where the vectors of a round lie."""
+    """Where the vectors of a round lie.
 
-    def __init__(
-        self,
-        file: int | None,
-        start: int,
-        step: Stored | None,
-        updates: dict[ClientId, Stored],
-    ) -> None:
-        self.file = file
-        self.start = start
-        self.step = step
-        self.updates = updates
+    Attributes:
+        file: File of the step.
+        start: Where the round's image begins in it; None if the step is alone there.
+        step: The step.
+        updates: File and place of each kept update.
+    """
 
-    def array_of(self, update: RecordedUpdate) -> bytes | None:
-        found = self.updates.get(update.client)
-        return found.packed() if found else None
+    file: int | None = None
+    start: int | None = None
+    step: Stored | None = None
+    updates: dict[ClientId, tuple[int, Stored]] = field(default_factory=dict)
+
+    def columns_of(self, update: RecordedUpdate) -> tuple[int | None, bytes | None]:
+        if update.client not in self.updates:
+            return None, None
+        file, stored = self.updates[update.client]
+        return file, stored.packed()
 
     def digest_of(self, update: RecordedUpdate) -> bytes | None:
         found = self.updates.get(update.client)
-        return found.digest if found else None
+        return found[1].digest if found else None
 
 
 def _count_updates(change: Transaction, recorded: RecordedRound) -> list[ClientRow]:
@@ -168,10 +179,17 @@ def _write_vectors(
         assert update.vector is not None
         name = update_name(index, numbers[update.client])
         parts.append(change.new(name, update.vector, settings.update_dtype))
-    with change.continuing(parts) as writer:
-        start, [step, *rest] = writer.add(parts)
-    places = {u.client: stored for u, stored in zip(kept, rest, strict=True)}
-    return _Placed(writer.number, start, step, places)
+    names = [update.client for update in kept]
+    whole = bytes_of(parts)
+    if whole <= SHARED_BYTES:
+        file, start, [step, *rest] = change.write_shared(parts)
+        places = {name: (file, one) for name, one in zip(names, rest, strict=True)}
+        return _Placed(file, start, step, places)
+    most = max(SHARED_BYTES, whole // _FILES_OF_A_ROUND)
+    images = ([parts[0]], *in_groups(parts[1:], most))
+    (file, [step]), *others = change.write_apart(images)
+    found = [(other, stored) for other, own in others for stored in own]
+    return _Placed(file, None, step, dict(zip(names, found, strict=True)))
 
 
 def _new_differences(

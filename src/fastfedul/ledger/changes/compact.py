@@ -197,6 +197,7 @@ def _let_go(change: Transaction) -> None:
     """Let go of steps, updates and adjustments, and link the chain anew."""
     index = change.index
     files = {row.file for row in index.rows(RoundRow) if row.file is not None}
+    files |= {row.file for row in index.rows(UpdateRow) if row.file is not None}
     files |= {row.file for row in index.rows(AdjustmentRow)}
     for file in sorted(files):
         change.remove_file(file)
@@ -205,12 +206,12 @@ def _let_go(change: Transaction) -> None:
     rows = {}
     for row in index.rows(RoundRow):
         updates = [
-            replace(update, array=None, summed=int(update.array is not None))
+            replace(update, file=None, array=None, summed=int(update.array is not None))
             for update in index.rows(UpdateRow, None, round=row.round)
         ]
         index.replace(*updates)
         row = replace(
-            row, file=None, start=0, step=None, num_kept=0, previous_product=0.0
+            row, file=None, start=None, step=None, num_kept=0, previous_product=0.0
         )
         rows[row.round] = replace(
             row, content=content_of_row(change, row, updates, names)

@@ -102,8 +102,7 @@ def _drop_some(change: Transaction, excess: int, dropped: _Dropped) -> bool:
             dropped.rounds.append(number)
             dropped.num_updates += len(gone)
             dropped.num_bytes += len(gone) * num_bytes
-    files = frozenset(one.row.file for one in changes if one.row.file is not None)
-    rewrite_rounds(change, changes, files)
+    rewrite_rounds(change, changes)
     return bool(changes)
 
 

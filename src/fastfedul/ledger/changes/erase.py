@@ -63,10 +63,9 @@ def erase_clients(
         update.round for client in clients for update in ledger.updates_of(client)
     }
     found = change.index.rows_by_key(RoundRow, "round", touched)
-    files = frozenset(row.file for row in found.values() if row.file is not None)
     near = {i + 1 for i in touched if i + 1 < change.head.num_rounds} - touched
     found |= change.index.rows_by_key(RoundRow, "round", near)
-    rewrite_rounds(change, _changes(ledger, found, clients, numbers, added), files)
+    rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
     for client in clients:
         _drop_client(change, client)
     if added is not None:

@@ -1,7 +1,8 @@
 """Rewrites recorded rounds: their files, their rows, and the hash chain from there on.
 
 A file is rewritten if a vector in it changes or goes; every other vector of the file is
-copied as it is. All other files stay as they are.
+copied as it is. All other files stay as they are. Most files of a large round hold one
+vector each, so that little is copied.
 """
 
 from __future__ import annotations
@@ -58,30 +59,26 @@ def update_name(index: int, client: int) -> str:
     return f"{index}.update.{client}"
 
 
-def rewrite_rounds(
-    change: Transaction, rounds: Iterable[RoundChange], files: frozenset[int]
-) -> None:
-    """Change recorded rounds and link the chain anew.
-
-    Args:
-        change: The transaction.
-        rounds: The rounds that change, in order.
-        files: Files in which a vector changes or goes.
-    """
+def rewrite_rounds(change: Transaction, rounds: Iterable[RoundChange]) -> None:
+    """Change recorded rounds, given in order, and link the chain anew."""
     names: dict[int, str] = {}
     rows: dict[int, RoundRow] = {}
     open_file = change.head.open_file
     with ExitStack() as stack:
         current: _Rewriting | None = None
         for one in rounds:
-            if one.row.file not in files:
+            if not one.moves:
+                # Should its file be rewritten, the row is taken from here.
                 rows[one.row.round] = one.row
+                continue
+            if one.row.start is None:
+                rows[one.row.round] = _rewrite_apart(change, one, names)
                 continue
             if current is None or current.file != one.row.file:
                 if current is not None:
                     rows |= current.finish()
                 assert one.row.file is not None
-                current = _Rewriting(change, one.row.file, stack, names)
+                current = _Rewriting(change, one.row.file, stack, names, rows)
             current.put(one)
         if current is not None:
             rows |= current.finish()
@@ -99,9 +96,11 @@ class _Rewriting:
         file: int,
         stack: ExitStack,
         names: dict[int, str],
+        changed: Mapping[int, RoundRow],
     ) -> None:
         self._change = change
         self._names = names
+        self._changed = changed
         self._left = change.index.rows(RoundRow, None, file=file)
         span = (self._left[0].round, self._left[-1].round)
         self._updates: dict[int, list[UpdateRow]] = {}
@@ -118,18 +117,21 @@ class _Rewriting:
     def put(self, one: RoundChange) -> None:
         """Write a changed round, and before it those that stay as they are."""
         while self._left[0].round < one.row.round:
-            self._write(RoundChange(self._left.pop(0)))
+            self._copy(self._left.pop(0))
         self._left.pop(0)
         self._write(one)
 
     def finish(self) -> dict[int, RoundRow]:
         """Write what is left and let go of the old file; return the new rows."""
         for row in self._left:
-            self._write(RoundChange(row))
+            self._copy(row)
         self._open.close()
         self._change.index.replace(*self._new)
         self._change.remove_file(self.file)
         return self._rows
+
+    def _copy(self, row: RoundRow) -> None:
+        self._write(RoundChange(self._changed.get(row.round, row)))
 
     def _write(self, one: RoundChange) -> None:
         change, row = self._change, one.row
@@ -153,8 +155,11 @@ class _Rewriting:
             source = change.source(self.file, update.array, settings.update_dtype, own)
             parts.append(change.copied(own, source, self._bytes(source)))
         start, stored = self._writer.add(parts)
-        arrays = {u.client: s.packed() for u, s in zip(kept, stored[1:], strict=True)}
-        new = [_rewritten(update, arrays, one) for update in updates]
+        places = {
+            update.client: (self.number, own.packed())
+            for update, own in zip(kept, stored[1:], strict=True)
+        }
+        new = [_rewritten(update, places, one) for update in updates]
         self._new += new
         row = replace(
             row,
@@ -175,6 +180,48 @@ class _Rewriting:
         return self._data[offset : offset + source.num_bytes]
 
 
+def _rewrite_apart(
+    change: Transaction, one: RoundChange, names: dict[int, str]
+) -> RoundRow:
+    """Change a round whose vectors lie in files of their own; return its row."""
+    row, index, settings = one.row, one.row.round, change.settings
+    if one.step is not None:
+        part = change.new(step_name(index), one.step, settings.step_dtype)
+        [(file, [step])] = change.write_apart([[part]])
+        assert row.file is not None
+        change.remove_file(row.file)
+        row = replace(row, file=file, step=step.packed())
+    places: dict[int, tuple[int, bytes]] = {}
+    by_file: dict[int, list[UpdateRow]] = {}
+    updates = change.index.rows(UpdateRow, None, round=index)
+    for update in updates:
+        if update.file is not None and update.array is not None:
+            by_file.setdefault(update.file, []).append(update)
+            places[update.client] = (update.file, update.array)
+    gone = one.erased | one.dropped
+    for file, own in by_file.items():
+        staying = [update for update in own if update.client not in gone]
+        if len(staying) == len(own):
+            continue
+        change.remove_file(file)
+        parts = [_copied(change, file, update) for update in staying]
+        for new_file, stored in change.write_apart([parts] if parts else []):
+            for update, place in zip(staying, stored, strict=True):
+                places[update.client] = (new_file, place.packed())
+    left = [update for update in updates if update.client not in one.erased]
+    new = [_rewritten(update, places, one) for update in left]
+    change.index.replace(*new)
+    row = replace(row, num_kept=sum(update.array is not None for update in new))
+    return replace(row, content=content_of_row(change, row, new, names))
+
+
+def _copied(change: Transaction, file: int, update: UpdateRow) -> Part:
+    assert update.array is not None
+    name = update_name(update.round, update.client)
+    dtype = change.settings.update_dtype
+    return change.copied(name, change.source(file, update.array, dtype, name))
+
+
 def _small_file(change: Transaction, file: int) -> memoryview | None:
     """Return the bytes of a file that many rounds may share; None for a large one."""
     row = change.index.one(FileRow, file=file)
@@ -188,19 +235,21 @@ def _small_file(change: Transaction, file: int) -> memoryview | None:
 
 
 def _rewritten(
-    update: UpdateRow, arrays: Mapping[int, bytes], one: RoundChange
+    update: UpdateRow, places: Mapping[int, tuple[int, bytes]], one: RoundChange
 ) -> UpdateRow:
     """Return the row of an update after its round was rewritten."""
     if update.client in one.dropped:
         # Probability 0 says that it was not left out at random.
-        return replace(update, array=None, keep_probability=0.0)
+        return replace(update, file=None, array=None, keep_probability=0.0)
+    file, array = places.get(update.client, (None, None))
     # Not dataclasses.replace, which takes longer than everything else here.
     return UpdateRow(
         update.client,
         update.round,
         update.share,
         update.keep_probability,
-        arrays.get(update.client),
+        file,
+        array,
         update.norm,
         update.step_product if one.step is None else None,
         update.summed,

@@ -1,8 +1,10 @@
 """Array files: safetensors images, one behind the other, checked on reading.
 
-A file holds one model, or images with vectors: a round's step and updates are one
-image. Rounds of a small model share a file; an image begins at a multiple of a page,
-so that adding one never touches a page that was synced before.
+A file holds one model, or images with vectors. The step and updates of a small round
+are one image, and small rounds share a file; an image begins at a multiple of a page,
+so that adding one never touches a page that was synced before. Of a large round the
+step has a file of its own and so have a few updates each, so that erasing a client
+rewrites little.
 
 A vector is cut into blocks of 65,536 values. The index keeps where a vector lies, its
 BLAKE3 digest, and an XXH3 checksum of each block (its scales, then its values), so that
@@ -16,7 +18,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +36,8 @@ PAGE = 4096
 
 _BLOCKS_AT_ONCE = 16  # of a model; the kernel reads at most 2 GiB in one call
 _COPY_BYTES = 1 << 23
-_SYNC_BYTES = 1 << 26
-"""How much is written before it is synced while the rest is still being hashed."""
-
 _SMALL_BYTES = 1 << 18
-"""An image below this is hashed and written at once, without threads."""
+"""An image below this is gathered in memory and written with its neighbours."""
 
 _CHECKSUM_BYTES = 8
 _SCALES_PER_BLOCK = BLOCK_VALUES // codec.SCALE_BLOCK
@@ -207,25 +205,20 @@ class ArrayWriter:
         live_bytes: Bytes of the vectors written by this writer.
     """
 
-    def __init__(
-        self, folder: Path, number: int, end: int = 0, *, pool: Executor | None = None
-    ) -> None:
+    def __init__(self, folder: Path, number: int, end: int = 0) -> None:
         """Open a new file, or one that is to be continued.
 
         Args:
             folder: Folder of the array files.
             number: Number of the file.
             end: Where the bytes end that count; 0 for a new file.
-            pool: Threads that hash and write large vectors.
         """
         self.number = number
         self.end = end
         self.live_bytes = 0
-        self._pool = pool
         self._pending: list[bytes | memoryview] = []
         self._pending_at = end
         self._pending_end = end
-        self._unsynced = 0
         flags = os.O_WRONLY | os.O_CLOEXEC | (0 if end else os.O_CREAT | os.O_EXCL)
         self._descriptor = os.open(folder / file_name(number), flags, 0o600)
 
@@ -249,7 +242,10 @@ class ArrayWriter:
         else:
             self._flush()
             self._write([header], start)
-            found = self._add_large(parts, offsets)
+            found = [
+                self._add_one(part, offset)
+                for part, offset in zip(parts, offsets, strict=True)
+            ]
         self.end = at
         self.live_bytes += sum(part.num_bytes for part in parts)
         return start, found
@@ -286,25 +282,6 @@ class ArrayWriter:
                 found.append(stored)
         return found
 
-    def _add_large(self, parts: Sequence[Part], offsets: list[int]) -> list[Stored]:
-        if self._pool is None or len(parts) == 1:
-            return [
-                self._add_one(part, offset)
-                for part, offset in zip(parts, offsets, strict=True)
-            ]
-        jobs = [
-            self._pool.submit(self._add_one, part, offset)
-            for part, offset in zip(parts, offsets, strict=True)
-        ]
-        sizes = {job: part.num_bytes for job, part in zip(jobs, parts, strict=True)}
-        for job in as_completed(jobs):
-            self._unsynced += sizes[job]
-            # The disk works while other threads hash what comes next.
-            if self._unsynced >= _SYNC_BYTES and not job.exception():
-                os.fdatasync(self._descriptor)
-                self._unsynced = 0
-        return [job.result() for job in jobs]
-
     def _add_one(self, part: Part, offset: int) -> Stored:
         if part.copy_of is not None:
             folder, source = part.copy_of
@@ -325,6 +302,16 @@ class ArrayWriter:
             while view:
                 count = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[count:], offset + count
+
+
+def write_image(
+    folder: Path, number: int, parts: Sequence[Part]
+) -> tuple[int, list[Stored]]:
+    """Write a file of one image and sync it; return its bytes and what was stored."""
+    with ArrayWriter(folder, number) as writer:
+        _, stored = writer.add(parts)
+        writer.sync()
+        return writer.end, stored
 
 
 def write_model(

@@ -77,7 +77,12 @@ class ClientRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class RoundRow(Row):
-    """A round; its step and its kept updates lie together in one file."""
+    """A round.
+
+    The step and the kept updates of a small round are one image, which begins at
+    `start` of `file`. For a large round `start` is None: the step is alone in `file`,
+    and the updates lie in files of their own.
+    """
 
     table: ClassVar[str] = "rounds"
 
@@ -87,7 +92,7 @@ class RoundRow(Row):
     removed_share: float
     use: KeepUse
     file: int | None
-    start: int
+    start: int | None
     step: bytes | None
     step_norm: float | None
     previous_product: float
@@ -110,6 +115,7 @@ class UpdateRow(Row):
     round: int
     share: float
     keep_probability: float
+    file: int | None
     array: bytes | None
     norm: float | None
     step_product: float | None

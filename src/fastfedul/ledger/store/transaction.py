@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,28 @@ SHARED_BYTES = 4 << 20
 
 _SHELF_BYTES = 64 << 20
 """Sums share a file up to about this."""
+
+_UNDER_WAY = 3
+"""Files that are written at the same time, beside the one that is waited for."""
+
+
+def bytes_of(parts: Sequence[Part]) -> int:
+    """Return the bytes of an image of these vectors."""
+    return arrays.image_bytes([(part.name, part.dtype, part.size) for part in parts])
+
+
+def in_groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
+    """Yield vectors in groups of at most so many bytes; a larger one comes alone."""
+    group: list[Part] = []
+    num_bytes = 0
+    for part in parts:
+        if group and num_bytes + part.num_bytes > most:
+            yield group
+            group, num_bytes = [], 0
+        group.append(part)
+        num_bytes += part.num_bytes
+    if group:
+        yield group
 
 
 def difference_of(folder: Path, settings: LedgerSettings, client: ClientRow) -> Flat:
@@ -103,51 +126,70 @@ class Transaction:
     def writing(self) -> Iterator[ArrayWriter]:
         """Open a new array file; it is synced and counted when the block ends."""
         number = self._new_number()
-        with ArrayWriter(self.folder, number, pool=self._pool) as writer:
+        with ArrayWriter(self.folder, number) as writer:
             yield writer
             writer.sync()
             self._add_file(FileRow(number, writer.end, writer.live_bytes))
 
-    @contextlib.contextmanager
-    def continuing(self, parts: Sequence[Part]) -> Iterator[ArrayWriter]:
-        """Open the file for a round: that of the last one while there is room."""
+    def write_shared(self, parts: Sequence[Part]) -> tuple[int, int, list[Stored]]:
+        """Write the image of a small round, to the file of the last one if it has room.
+
+        Returns:
+            The file, where the image begins in it, and what was stored.
+        """
         number = self.head.open_file
         row = None if number is None else self.index.one(FileRow, file=number)
-        header = [(part.name, part.dtype, part.size) for part in parts]
         if row is not None:
-            end = arrays.page_end(row.num_bytes) + arrays.image_bytes(header)
+            end = arrays.page_end(row.num_bytes) + bytes_of(parts)
             row = row if end <= SHARED_BYTES else None
         if row is None:
             with self.writing() as writer:
-                yield writer
+                start, found = writer.add(parts)
             self.set(open_file=writer.number)
-            return
+            return writer.number, start, found
         self._continued.setdefault(row.file, row.num_bytes)
-        with ArrayWriter(
-            self.folder, row.file, row.num_bytes, pool=self._pool
-        ) as writer:
-            yield writer
+        with ArrayWriter(self.folder, row.file, row.num_bytes) as writer:
+            start, found = writer.add(parts)
             writer.sync()
         live = row.live_bytes + writer.live_bytes
         self.index.replace(replace(row, num_bytes=writer.end, live_bytes=live))
         self._count(writer.end - row.num_bytes, writer.live_bytes)
+        return row.file, start, found
+
+    def write_apart(
+        self, images: Iterable[Sequence[Part]]
+    ) -> Iterator[tuple[int, list[Stored]]]:
+        """Write images to files of their own; yield file and places, in order.
+
+        A few are under way at a time: while one is being synced the next is hashed.
+        """
+        waiting: deque[tuple[int, int, Future[tuple[int, list[Stored]]]]] = deque()
+        try:
+            for parts in images:
+                number = self._new_number()
+                job = self._pool.submit(arrays.write_image, self.folder, number, parts)
+                live = sum(part.num_bytes for part in parts)
+                waiting.append((number, live, job))
+                if len(waiting) > _UNDER_WAY:
+                    yield self._written(*waiting.popleft())
+            while waiting:
+                yield self._written(*waiting.popleft())
+        finally:
+            # Also after a failure: a file is removed when nobody writes to it.
+            wait([job for _, _, job in waiting])
+
+    def _written(
+        self, number: int, live: int, job: Future[tuple[int, list[Stored]]]
+    ) -> tuple[int, list[Stored]]:
+        num_bytes, stored = job.result()
+        self._add_file(FileRow(number, num_bytes, live))
+        return number, stored
 
     def shelve(self, parts: Iterable[Part]) -> Iterator[tuple[int, Stored]]:
         """Write vectors of no round; yield the file and place of each, in order."""
-        waiting: list[Part] = []
-        for part in parts:
-            waiting.append(part)
-            if sum(one.num_bytes for one in waiting) >= _SHELF_BYTES:
-                yield from self._shelve(waiting)
-                waiting = []
-        if waiting:
-            yield from self._shelve(waiting)
-
-    def _shelve(self, parts: Sequence[Part]) -> Iterator[tuple[int, Stored]]:
-        with self.writing() as writer:
-            _, found = writer.add(parts)
-        for stored in found:
-            yield writer.number, stored
+        for file, found in self.write_apart(in_groups(parts, _SHELF_BYTES)):
+            for stored in found:
+                yield file, stored
 
     def source(
         self, file: int, column: bytes, dtype: StorageDtype, place: str | VectorRef
