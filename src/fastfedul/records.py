@@ -140,6 +140,8 @@ class RoundEntry:
         step_norm: Euclidean norm of the step; NaN where it is not known any more.
         previous_product: Inner product of the step with the step before; 0 at first.
         local: How the clients trained; None if the server does not know.
+        num_kept: Participants of the history whose update is stored; None if only a
+            look at the participants tells.
     """
 
     index: int
@@ -149,6 +151,7 @@ class RoundEntry:
     step_norm: float
     previous_product: float
     local: LocalSGD | None = None
+    num_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +200,16 @@ class ClientEntry:
             out of the history.
         num_updates: Rounds it took part in that are still in the history.
         forgotten_at: Number of rounds recorded when it was forgotten.
+        sums_off: How far the client's sum may be off since others were erased from a
+            ledger of sums, in parts of its length; None if the ledger does not say it
+            client by client.
     """
 
     client: ClientId
     state: ClientState
     num_updates: int
     forgotten_at: int | None
+    sums_off: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

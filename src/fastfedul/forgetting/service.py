@@ -288,8 +288,9 @@ def _computed(
 ) -> Forgetting:
     """Return the answer of a method, with what the ledger says about the clients."""
     request = UnlearnRequest(ledger, frozenset(names), federation)
-    current = ledger.final
     result = measured(require_method(method), request)
+    # Read after the call, so that it takes no memory while the method works.
+    current = ledger.final
     model = result.model(current)
     updates = {name: ledger.updates_of(name) for name in names}
     together = [update for own in updates.values() for update in own]
