@@ -67,6 +67,9 @@ RANK = 64
 """Leading eigenvectors of a longer side; the rest of its spectrum is taken as flat."""
 
 _OVERSAMPLED = 16
+_OVERSAMPLED_ONCE = 64
+"""Random columns beyond the rank: where rows are looked at twice, and where once."""
+
 LEAST = 1e-5
 """Smallest eigenvalue along the deviations that counts, relative to the largest."""
 
@@ -443,16 +446,20 @@ class _Side:
     total: Array
 
     @classmethod
-    def of(cls, side: int, rng: np.random.Generator) -> _Side:
+    def of(cls, side: int, rng: np.random.Generator, oversampled: int) -> _Side:
         """Return a side without a row."""
         if side <= EXACT_SIDE:
             return cls(None, np.zeros((side, side), np.float32))
-        drawn = rng.standard_normal((side, RANK + _OVERSAMPLED), np.float32)
+        drawn = rng.standard_normal((side, RANK + oversampled), np.float32)
         return cls(np.linalg.qr(drawn).Q, np.zeros_like(drawn))
 
     def fresh(self) -> _Side:
         """Return the same side without a row."""
         return _Side(self.test, np.zeros_like(self.total))
+
+    def sharper(self) -> _Side:
+        """Return the side without a row, and with columns that are nearer its range."""
+        return _Side(np.linalg.qr(self.total).Q, np.zeros_like(self.total))
 
     def add(self, matrix: Array) -> None:
         """Add a row."""
@@ -500,12 +507,17 @@ def _bases_together(
     """Return the bases of both sides of an array, from rows in memory."""
     stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
     flat = stacked.reshape(-1, stacked.shape[2])
-    left, right = (_Side.of(side, rng) for side in stacked.shape[1:])
-    for matrix in stacked:
-        left.add(matrix)
-    right.add(flat.T)
     trace = dot(flat.reshape(-1), flat.reshape(-1))
-    return left.basis(trace), right.basis(trace)
+    bases = []
+    for side, matrices in zip(stacked.shape[1:], (stacked, [flat.T]), strict=True):
+        found = _Side.of(side, rng, _OVERSAMPLED)
+        # A second look at rows in memory costs little, and tells the vectors better.
+        for turn in range(1 if found.test is None else 2):
+            found = found.sharper() if turn else found
+            for matrix in matrices:
+                found.add(matrix)
+        bases.append(found.basis(trace))
+    return bases[0], bases[1]
 
 
 def _bases_row_by_row(
@@ -518,7 +530,7 @@ def _bases_row_by_row(
     if len(slot.shape) < 2:
         return None
     shape = slot.shape[0], slot.size // slot.shape[0]
-    first = [_Side.of(side, rng) for side in shape]
+    first = [_Side.of(side, rng, _OVERSAMPLED_ONCE) for side in shape]
     lanes = [first, *([side.fresh() for side in first] for _ in range(1, _LANES))]
     traces = [0.0] * _LANES
 
