@@ -509,7 +509,8 @@ def _bases_together(
     flat = stacked.reshape(-1, stacked.shape[2])
     trace = dot(flat.reshape(-1), flat.reshape(-1))
     bases = []
-    for side, matrices in zip(stacked.shape[1:], (stacked, [flat.T]), strict=True):
+    rows_of_sides: tuple[Sequence[Array], ...] = tuple(stacked), (flat.T,)
+    for side, matrices in zip(stacked.shape[1:], rows_of_sides, strict=True):
         found = _Side.of(side, rng, _OVERSAMPLED)
         # A second look at rows in memory costs little, and tells the vectors better.
         for turn in range(1 if found.test is None else 2):
