@@ -19,6 +19,9 @@ to the last round yet, and all of its mark goes.
 2. Along the eigenvectors of sum w d d^T over the whole model the result is replaced by
    h(s; C_V, p_V) times the mark.
 
+Both steps go through the model layer by layer. Inner products add up over layers, so
+the answer is the only vector of the model's size.
+
 docs/methods.md explains where the constants come from and where this fails.
 """
 
