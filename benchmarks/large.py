@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -160,7 +159,7 @@ def measure(path: Path) -> dict[str, float]:
         started = time.perf_counter()
         found = preview(WithCounts(watched), [TARGET])
         seconds = time.perf_counter() - started
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = most_memory()
         started = time.perf_counter()
         for stack, start, stop in watched.reads:
             stack.read(start, stop)
@@ -176,6 +175,16 @@ def measure(path: Path) -> dict[str, float]:
         "bytes_read": 4 * watched.blocks * BLOCK_VALUES,
         "peak_bytes": peak,
     }
+
+
+def most_memory() -> int:
+    """Return the most bytes that this process held at once.
+
+    `getrusage` would also count what the parent held when it started this one.
+    """
+    status = Path("/proc/self/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
 
 
 def forget_from_many(num_rounds: int) -> float:

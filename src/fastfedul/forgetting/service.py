@@ -171,10 +171,13 @@ def forget(
     found = _computed(ledger, names, method, federation)
     if accept is not None:
         accept(ledger.final, found.model)
-    assert found.result is not None
+    result = found.result
+    assert result is not None
+    # The current model is read for a method that gives no difference, and only then.
+    change = result.change(ledger.final) if result.delta is None else result.delta
     ledger.commit_forgetting(
         names,
-        found.result.change(ledger.final).flat,
+        change.flat,
         describe(method, found),
         erase=erase,
         model=found.model,
