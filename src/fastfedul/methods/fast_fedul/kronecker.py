@@ -165,16 +165,15 @@ def _hold_back(
     number = 0
     for slots, start in _side_by_side(layout, count):
         stop = start + sum(slot.size for slot in slots)
-        here = forward[0].read(start, stop)
         part = found[start:stop]
+        large = 4 * count * (stop - start) > _LAYER_BYTES
+        # The bases come first: while rows are read for them, no mark is in memory.
+        bases = _bases_row_by_row(deviations, start, slots, seed) if large else None
+        here = forward[0].read(start, stop)
         if not count:
             here.sum(axis=0, out=part)
             tally.add(np.empty((0, len(part)), np.float32), here, part, slots, number)
-        elif 4 * count * (stop - start) > _LAYER_BYTES:
-            [slot] = slots
-            rng = stream(int.from_bytes(seed), f"basis of {slot.name}")
-            place = slice(start, stop)
-            bases = _bases_row_by_row(deviations, place, slot, rng)
+        elif large:
             if bases is not None:
                 _turn(here, ages, *bases, scale, part)
             for low, high in spans(start, stop, count):
@@ -525,14 +524,16 @@ def _bases_together(
 
 
 def _bases_row_by_row(
-    deviations: Deviations, place: slice, slot: Slot, rng: np.random.Generator
+    deviations: Deviations, start: int, slots: Sequence[Slot], seed: bytes
 ) -> tuple[_Basis, _Basis] | None:
-    """Return the bases of both sides of an array, with few rows in memory at once.
+    """Return the bases of both sides of one array, with few rows in memory at once.
 
     None for an array of one axis, which needs none.
     """
+    [slot] = slots
     if len(slot.shape) < 2:
         return None
+    rng = stream(int.from_bytes(seed), f"basis of {slot.name}")
     shape = slot.shape[0], slot.size // slot.shape[0]
     first = [_Side.of(side, rng, _OVERSAMPLED_ONCE) for side in shape]
     lanes = [first, *([side.fresh() for side in first] for _ in range(1, _LANES))]
@@ -547,7 +548,8 @@ def _bases_row_by_row(
 
         return sink
 
-    deviations.visit(place.start, place.stop, [sink_of(i) for i in range(_LANES)])
+    sinks = [sink_of(lane) for lane in range(_LANES)]
+    deviations.visit(start, start + slot.size, sinks)
     for others in lanes[1:]:
         for side, other in zip(first, others, strict=True):
             side.total += other.total
