@@ -32,6 +32,7 @@ from fastfedul.methods.fast_fedul.kronecker import (
     Strength,
     left_of,
 )
+from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.methods.fast_fedul.skews import USUAL_UPDATES
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import ages_of, undamped
@@ -146,7 +147,7 @@ def measure(name: str, run: Path, config: RunConfig) -> Row:
         removal = leaving(ledger, frozenset(gone), rounds)
         terms = undamped(ledger, removal, rounds, USUAL_UPDATES)
         layout = ledger.settings.layout
-        deviations = terms.deviations.read(0, layout.size)
+        deviations = rows_of(terms.deviations, 0, layout.size)
         real = again.params.flat.astype(np.float64) - ledger.final.params.flat
     removed = terms.difference.astype(np.float64)
     values, vectors = np.linalg.eigh((deviations @ deviations.T).astype(np.float64))

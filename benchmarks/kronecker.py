@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,9 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.recoding import recoded
 from fastfedul.ledger.views import CountedLedger, LedgerView
 from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul.deviations import Sink
 from fastfedul.methods.fast_fedul.kronecker import hold_back
+from fastfedul.methods.fast_fedul.marks import HeldMarks, rows_of
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Array, Flat, Layout, Slot
@@ -171,7 +173,7 @@ def time_forgetting(
         rounds = reader.rounds()
         removal = leaving(reader, request.forget, rounds)
         terms = undamped(reader, removal, rounds, 64)
-        held = InMemory(terms.deviations.read(0, layout.size))
+        held = InMemory(rows_of(terms.deviations, 0, layout.size))
         read = partial(read_plainly, path, counted.bytes_read)
         task = display.add_task("forgetting", total=sizes.repetitions + 1)
         functions: dict[str, Callable[[], object]] = {
@@ -257,14 +259,18 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return the values from `start` to before `stop` of every row."""
-        return np.ascontiguousarray(self.rows[:, start:stop])
+    def fill(self, rows: Array, start: int) -> None:
+        """Write the values from `start` on into the rows of an array."""
+        rows[...] = self.rows[:, start : start + rows.shape[1]]
 
-    def combine(self, factors: Array) -> Flat:
-        """Return the sum of factor times row."""
-        found: Flat = factors.astype(np.float32) @ self.rows
-        return found
+    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
+        """Give each row to one sink."""
+        for number, row in enumerate(self.rows):
+            sinks[number % len(sinks)](row[start:stop].copy())
+
+    def add_to(self, flat: Flat, factors: Array) -> None:
+        """Add the sum of factor times row to a vector, in place."""
+        flat += factors.astype(np.float32) @ self.rows
 
 
 def time_wide_layers(
@@ -281,7 +287,13 @@ def time_wide_layers(
         deviations = InMemory(updates / np.float32(np.sqrt(sizes.updates)))
         difference = low_rank(layout, rng)
         answer = partial(
-            hold_back, difference[None], OLD, deviations, layout, 1e3, b"seed"
+            hold_back,
+            HeldMarks(difference[None]),
+            OLD,
+            deviations,
+            layout,
+            1e3,
+            b"seed",
         )
         leading, seconds = timed(answer)
         limit, kronecker.EXACT_SIDE = kronecker.EXACT_SIDE, max(shape)

@@ -246,7 +246,7 @@ def measured_difference(
     buffers = ledger.final.buffers
     # The last of the models is the current one, which no round follows.
     for step, params in zip(
-        cleaned_steps(ledger, removal, rounds), models(ledger), strict=False
+        cleaned_steps(removal, rounds), models(ledger), strict=False
     ):
         # Up to the first round of a leaver the difference is 0: nothing to react to.
         if step.num_left > 0 and difference.any():

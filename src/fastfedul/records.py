@@ -140,7 +140,8 @@ class RoundEntry:
         step_norm: Euclidean norm of the step; NaN where it is not known any more.
         previous_product: Inner product of the step with the step before; 0 at first.
         local: How the clients trained; None if the server does not know.
-        num_kept: Participants whose updates are stored.
+        num_kept: Participants of the history whose update is stored; None if only a
+            look at the participants tells.
     """
 
     index: int
@@ -150,7 +151,7 @@ class RoundEntry:
     step_norm: float
     previous_product: float
     local: LocalSGD | None = None
-    num_kept: int = 0
+    num_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from fastfedul import (
 from fastfedul.ledger.pairs import RESERVOIR, offered_pairs
 from fastfedul.ledger.participation import participation
 from fastfedul.methods.fast_fedul.deviations import paired_deviations
+from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.records import VectorRef
 
 SIZE = 5
@@ -117,7 +118,8 @@ def test_pairs_scatter_as_the_updates_do(tmp_path: Path, gone: frozenset[str]) -
     for seed in range(30):
         rounds = rounds_of(6, seed)
         with of_sums(tmp_path / str(seed), rounds) as ledger:
-            rows = paired_deviations(ledger, participation(ledger), gone).read(0, SIZE)
+            pairs = paired_deviations(ledger, participation(ledger), gone)
+            rows = rows_of(pairs, 0, SIZE)
         found += rows.T @ rows / 30
         wanted += covariance(rounds, gone) / 30
 

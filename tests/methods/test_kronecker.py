@@ -26,10 +26,10 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.methods.fast_fedul import deviations, kronecker
-from fastfedul.methods.fast_fedul.deviations import RoundDeviations
+from fastfedul.methods.fast_fedul.deviations import RoundDeviations, Sink
 from fastfedul.methods.fast_fedul.kronecker import hold_back
+from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Layout, Slot
@@ -250,7 +250,7 @@ def test_few_vectors_at_once_give_the_same(
     rounds = rounds_of(made_up(24))
     with on_disk(tmp_path / "ledger", rounds, update_dtype="int8") as ledger:
         together = removal(ledger, "c0").delta.flat
-        monkeypatch.setattr(deviations, "_BYTES_AT_ONCE", 4 * BLOCK_VALUES * 13)
+        monkeypatch.setattr(deviations, "VECTORS_AT_ONCE", 13)
         entries = ledger.rounds()
         asked = leaving(ledger, frozenset({"c0"}), entries)
         found = undamped(ledger, asked, entries, None).deviations
@@ -288,12 +288,15 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        return self.rows[:, start:stop].copy()
+    def fill(self, rows: np.ndarray, start: int) -> None:
+        rows[...] = self.rows[:, start : start + rows.shape[1]]
 
-    def combine(self, factors: np.ndarray) -> np.ndarray:
-        found: np.ndarray = factors.astype(np.float32) @ self.rows
-        return found
+    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
+        for number, row in enumerate(self.rows):
+            sinks[number % len(sinks)](row[start:stop].copy())
+
+    def add_to(self, flat: np.ndarray, factors: np.ndarray) -> None:
+        flat += factors.astype(np.float32) @ self.rows
 
 
 @pytest.mark.parametrize("shape", [(6, 240), (240, 6), (150, 160)])
@@ -308,10 +311,14 @@ def test_a_wide_layer_gets_its_leading_eigenvectors(
     rows = 0.01 * (left @ (0.1 * right + common)).reshape(20, -1)
     layout = Layout((Slot("wide", shape, "float32"),))
     difference = rng.standard_normal(layout.size).astype(np.float32)
-    exact = hold_back(difference[None], OLD, Rows(rows), layout, 5.0, b"seed")
+    exact = hold_back(
+        HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
+    )
 
     monkeypatch.setattr(kronecker, "EXACT_SIDE", 100)
-    found = hold_back(difference[None], OLD, Rows(rows), layout, 5.0, b"seed")
+    found = hold_back(
+        HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
+    )
 
     assert gap(found.difference, exact.difference) < 0.01
 
@@ -320,11 +327,11 @@ def test_layers_of_any_size_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(2)
     rows = Rows(0.05 * rng.standard_normal((12, LAYOUT.size)))
     difference = rng.standard_normal(LAYOUT.size).astype(np.float32)
-    together = hold_back(difference[None], OLD, rows, LAYOUT, 5.0, b"seed")
+    together = hold_back(HeldMarks(difference[None]), OLD, rows, LAYOUT, 5.0, b"seed")
 
-    monkeypatch.setattr(kronecker, "_VALUES_AT_ONCE", 7)
+    monkeypatch.setattr(kronecker, "_SIDE_BY_SIDE_BYTES", 4 * 12 * 7)
     monkeypatch.setattr(kronecker, "_KEPT_BYTES", 0)
-    apart = hold_back(difference[None], OLD, rows, LAYOUT, 5.0, b"seed")
+    apart = hold_back(HeldMarks(difference[None]), OLD, rows, LAYOUT, 5.0, b"seed")
 
     assert gap(apart.difference, together.difference) < 1e-5
     assert [name for name, _ in apart.removed_by_layer] == list(SHAPES)

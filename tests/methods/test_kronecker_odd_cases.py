@@ -12,6 +12,7 @@ from fastfedul import Keep, NoSkew
 from fastfedul.methods.fast_fedul import kronecker
 from fastfedul.methods.fast_fedul.deviations import longest_that_counts
 from fastfedul.methods.fast_fedul.kronecker import left_of
+from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.records import UpdateEntry
@@ -185,7 +186,7 @@ def test_a_huge_update_of_who_stays_does_not_decide_what_is_held_back(
             entries = ledger.rounds()
             asked = leaving(ledger, frozenset({"c0"}), entries)
             found = undamped(ledger, asked, entries, None)
-            along = found.deviations.read(0, LAYOUT.size) @ way
+            along = rows_of(found.deviations, 0, LAYOUT.size) @ way
         return float(found.scale * (along @ along))
 
     # The updates of others are about 1.2 long, so that three times that counts.

@@ -171,10 +171,13 @@ def forget(
     found = _computed(ledger, names, method, federation)
     if accept is not None:
         accept(ledger.final, found.model)
-    assert found.result is not None
+    result = found.result
+    assert result is not None
+    # The current model is read for a method that gives no difference, and only then.
+    change = result.change(ledger.final) if result.delta is None else result.delta
     ledger.commit_forgetting(
         names,
-        found.result.change(ledger.final).flat,
+        change.flat,
         describe(method, found),
         erase=erase,
         model=found.model,
@@ -288,8 +291,9 @@ def _computed(
 ) -> Forgetting:
     """Return the answer of a method, with the ledger's facts about the clients."""
     request = UnlearnRequest(ledger, frozenset(names), federation)
-    current = ledger.final
     result = measured(require_method(method), request)
+    # Read after the call, so that it takes no memory while the method works.
+    current = ledger.final
     model = result.model(current)
     updates = {name: ledger.updates_of(name) for name in names}
     together = [update for own in updates.values() for update in own]

@@ -225,7 +225,9 @@ def _entry_without(
     return replace(
         round_,
         num_updates=num_updates,
-        num_kept=round_.num_kept - sum(update.kept for update in gone),
+        num_kept=None
+        if round_.num_kept is None
+        else round_.num_kept - sum(update.kept for update in gone),
         removed_share=removed if num_updates else 1.0,
         step_norm=step_norm,
     )

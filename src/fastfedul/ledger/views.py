@@ -129,6 +129,10 @@ class KeptView(LedgerView):
                 "aggregate a sample, train with that policy"
             )
 
+    def rounds(self) -> Sequence[RoundEntry]:
+        """Return every round; who would have been kept only its participants tell."""
+        return tuple(replace(entry, num_kept=None) for entry in self.ledger.rounds())
+
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
         """Return what one client took part in, with what would have been kept."""
         rounds = [update.round for update in self.ledger.updates_of(client)]

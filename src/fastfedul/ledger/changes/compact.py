@@ -165,7 +165,7 @@ def _not_exact(ledger: LedgerReader) -> tuple[str, ...]:
     settings, rounds = ledger.settings, ledger.rounds()
     dtypes = (settings.update_dtype, settings.step_dtype)
     count = sum(round_.num_updates for round_ in rounds)
-    dropped = count - sum(round_.num_kept for round_ in rounds)
+    dropped = count - sum(round_.num_kept or 0 for round_ in rounds)
     if dropped:
         notes.append(
             f"{dropped} of {count} updates were not kept: the sums have them only as "

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastfedul.ledger.erasure import without
-from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.tracing import Leaving
 from fastfedul.records import RoundEntry, UpdateEntry, VectorRef
 
@@ -39,24 +38,20 @@ class CleanedStep:
         return update.share / self.left
 
 
-def cleaned_steps(
-    ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
-) -> list[CleanedStep]:
-    """Return the cleaned step of every round.
+def cleaned_steps(removal: Leaving, rounds: Sequence[RoundEntry]) -> list[CleanedStep]:
+    """Return the cleaned step of some rounds, of weighted means.
 
     Args:
-        ledger: The history, of weighted means.
         removal: Who leaves which round.
-        rounds: All rounds.
+        rounds: The rounds.
     """
-    gone: dict[int, list[UpdateEntry]] = {}
-    for name, entry in ledger.clients().items():
-        if entry.state == "forgotten":
-            for update in ledger.updates_of(name):
-                gone.setdefault(update.round, []).append(update)
     asked = removal.by_round()
     return [
-        _cleaned(round_, asked.get(round_.index, []), gone.get(round_.index, []))
+        _cleaned(
+            round_,
+            asked.get(round_.index, []),
+            removal.earlier.get(round_.index, ()),
+        )
         for round_ in rounds
     ]
 

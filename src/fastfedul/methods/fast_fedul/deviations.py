@@ -15,17 +15,20 @@ shortened.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
 
+from fastfedul.errors import LedgerError
 from fastfedul.ledger.participation import Participation
 from fastfedul.ledger.protocol import Ledger, Stack
-from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.streaming import run_blocks
 from fastfedul.methods.fast_fedul.cleaning import CleanedStep
+from fastfedul.methods.fast_fedul.marks import Columns, spans
+from fastfedul.methods.fast_fedul.tracing import VECTORS_AT_ONCE
 from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId, UpdateEntry, VectorRef
 from fastfedul.rng import stream
@@ -36,21 +39,22 @@ LONGEST = 3.0
 On 21 development runs at most 3 % of honest clients' updates were longer.
 """
 
-_BYTES_AT_ONCE = 64 << 20
-"""Stored vectors that are read at once; the rows made of them come on top."""
+Sink = Callable[[Flat], None]
+"""Takes one row."""
 
 
-class Deviations(Protocol):
-    """Rows of the staying clients' deviations, read by columns."""
+class Deviations(Columns, Protocol):
+    """Rows of the staying clients' deviations, read by columns or one by one."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
+    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
+        """Give the values from `start` to before `stop` of each row to one sink.
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return the values from `start` to before `stop` of every row."""
+        A sink gets the same rows in the same order every time, and never two at once;
+        several sinks may be at work at once. A row is the sink's to change.
+        """
 
-    def combine(self, factors: Array) -> Flat:
-        """Return the sum of factor times row."""
+    def add_to(self, flat: Flat, factors: Array) -> None:
+        """Add the sum of factor times row to a vector, in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +82,21 @@ class _Batch:
 
     Attributes:
         parts: The parts.
-        first: Place of their first vector among those of all batches.
+        places: Places of their vectors among those of all batches.
         stack: Their vectors, to be read by columns.
-        width: How many values of each to read at once.
     """
 
     parts: tuple[_Part, ...]
-    first: int
+    places: slice
     stack: Stack
-    width: int
 
     def __len__(self) -> int:
         return sum(len(part.scales) for part in self.parts)
+
+    @property
+    def num_vectors(self) -> int:
+        """How many vectors are read together."""
+        return int(self.places.stop - self.places.start)
 
     def fill(self, rows: Array, start: int, stop: int) -> None:
         """Write the values from `start` to before `stop` of the rows."""
@@ -109,27 +116,61 @@ class _Batch:
         run_blocks(work, len(self.parts))
 
     def _moved(self, places: slice) -> slice:
-        return slice(places.start - self.first, places.stop - self.first)
+        first = self.places.start
+        return slice(places.start - first, places.stop - first)
 
 
 def _batches(
     ledger: Ledger, refs: Sequence[VectorRef], parts: Sequence[_Part]
 ) -> Iterator[_Batch]:
-    """Yield parts in batches whose blocks fit into `_BYTES_AT_ONCE`."""
-    most = _BYTES_AT_ONCE // (4 * BLOCK_VALUES)
+    """Yield parts in batches of at most `VECTORS_AT_ONCE` vectors, if a part allows."""
     together: list[_Part] = []
     for number, part in enumerate(parts):
         together.append(part)
         first = together[0].updates.start
         following = parts[number + 1] if number + 1 < len(parts) else None
-        if following is None or following.base.stop - first > most:
-            own = refs[first : part.base.stop]
-            width = max(1, most // len(own)) * BLOCK_VALUES
-            yield _Batch(tuple(together), first, ledger.stack(own), width)
+        if following is None or following.base.stop - first > VECTORS_AT_ONCE:
+            places = slice(first, part.base.stop)
+            yield _Batch(tuple(together), places, ledger.stack(refs[places]))
             together = []
 
 
 @dataclass(frozen=True, slots=True)
+class _Apart:
+    """The vectors of one part, to be read one by one.
+
+    Attributes:
+        part: The part.
+        updates: The updates, a stack each.
+        base: The vectors that make up the step without the leavers.
+    """
+
+    part: _Part
+    updates: tuple[Stack, ...]
+    base: Stack
+
+    def step(self, start: int, stop: int) -> Flat:
+        """Return the step without the leavers."""
+        step = np.empty(stop - start, np.float32)
+        factors = self.part.factors.astype(np.float32)
+        for low, high in spans(start, stop, len(factors)):
+            step[low - start : high - start] = factors @ self.base.read(low, high)
+        return step
+
+    def row(self, number: int, step: Flat, start: int) -> Flat:
+        """Return the row of one update."""
+        row: Flat = self.updates[number].read(start, start + len(step))[0]
+        row *= np.float32(self.part.shortened[number])
+        row -= step
+        row *= np.float32(self.part.scales[number])
+        return row
+
+    def give(self, step: Flat, start: int, number: int, sink: Sink) -> None:
+        """Give the row of one update to a sink."""
+        sink(self.row(number, step, start))
+
+
+@dataclass(frozen=True)
 class RoundDeviations:
     """Deviations of updates from the steps of their rounds.
 
@@ -148,31 +189,69 @@ class RoundDeviations:
     def __len__(self) -> int:
         return sum(len(part.scales) for part in self.parts)
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return the values from `start` to before `stop` of every row."""
-        rows = np.empty((len(self), stop - start), np.float32)
+    def fill(self, rows: Array, start: int) -> None:
+        """Write the values from `start` on into the rows of an array."""
         first = 0
         for batch in self.batches:
             own = rows[first : (first := first + len(batch))]
-            width = batch.width
-            # Cut where blocks end, so that none is read twice.
-            for begin in range(start // width * width, stop, width):
-                low, high = max(start, begin), min(stop, begin + width)
+            for low, high in spans(start, start + rows.shape[1], batch.num_vectors):
                 batch.fill(own[:, low - start : high - start], low, high)
-        return rows
 
-    def combine(self, factors: Array) -> Flat:
-        """Return the sum of factor times row."""
-        if not self.refs:
-            return np.zeros(self.ledger.settings.layout.size, np.float32)
-        of_vectors = np.zeros(len(self.refs))
+    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
+        """Give the values from `start` to before `stop` of each row to one sink."""
+        few: list[_Apart] = []
+        for apart in self._apart:
+            if len(apart.updates) < len(sinks):
+                few.append(apart)
+                continue
+            # Many updates of a round share its step, which is read once.
+            step = apart.step(start, stop)
+
+            _in_lanes(partial(apart.give, step, start), len(apart.updates), sinks)
+
+        def together(number: int, sink: Sink) -> None:
+            apart = few[number]
+            step = apart.step(start, stop)
+            for update in range(len(apart.updates)):
+                sink(apart.row(update, step, start))
+
+        _in_lanes(together, len(few), sinks)
+
+    def add_to(self, flat: Flat, factors: Array) -> None:
+        """Add the sum of factor times row to a vector, in place."""
+        of_vectors = np.zeros(len(self.refs), np.float32)
         first = 0
         for part in self.parts:
             own = part.scales * factors[first : (first := first + len(part.scales))]
             of_vectors[part.updates] = own * part.shortened
             of_vectors[part.base] = -own.sum() * part.factors
-        found: Flat = self.ledger.combine(self.refs, of_vectors[None]).sums[0]
-        return found
+        for batch in self.batches:
+            for low, high in spans(0, len(flat), batch.num_vectors):
+                flat[low:high] += of_vectors[batch.places] @ batch.stack.read(low, high)
+
+    @cached_property
+    def _apart(self) -> tuple[_Apart, ...]:
+        return tuple(
+            _Apart(
+                part,
+                tuple(self.ledger.stack([ref]) for ref in self.refs[part.updates]),
+                self.ledger.stack(self.refs[part.base]),
+            )
+            for part in self.parts
+        )
+
+
+def _in_lanes(
+    work: Callable[[int, Sink], None], count: int, sinks: Sequence[Sink]
+) -> None:
+    """Call `work` for numbers up to `count`, those of one sink one after the other."""
+
+    def lanes(own: Iterable[int]) -> None:
+        for lane in own:
+            for number in range(lane, count, len(sinks)):
+                work(number, sinks[lane])
+
+    run_blocks(lanes, min(count, len(sinks)))
 
 
 def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
@@ -195,46 +274,82 @@ def _shortened(update: UpdateEntry, longest: float) -> float:
     return longest / update.norm if update.norm > longest else 1.0
 
 
-def drawn_deviations(
-    ledger: Ledger,
-    cleaned: Sequence[CleanedStep],
-    staying: Mapping[int, Sequence[UpdateEntry]],
-    count: int | None,
-) -> RoundDeviations:
-    """Return deviations of kept updates of the clients that stay.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The drawn updates, and everybody who stays of the rounds they are from.
+
+    Attributes:
+        updates: The drawn updates by round, rounds in order.
+        staying: Updates of the clients that stay, kept or not, of these rounds.
+        longest: How long an update of each of these rounds may be.
+    """
+
+    updates: Mapping[int, Sequence[UpdateEntry]]
+    staying: Mapping[int, Sequence[UpdateEntry]]
+    longest: Mapping[int, float]
+
+
+def draw(
+    ledger: Ledger, gone: frozenset[ClientId], num_kept: Array, count: int | None
+) -> Drawn:
+    """Return kept updates of the clients that stay, drawn at random.
 
     The draw is uniform over rounds and clients, without replacement, and a function of
     the ledger's hash chain: whoever asks the same ledger twice gets the same answer.
+    Only the participants of the drawn rounds are looked up.
 
     Args:
         ledger: A ledger of rounds.
-        cleaned: The step of every round without everybody who left.
-        staying: Updates of the clients that stay, by round.
+        gone: Everybody who left, now or before.
+        num_kept: How many kept updates of clients that stay each round has.
         count: How many updates to draw; None for all.
     """
-    kept = [
-        (step, update)
-        for step in cleaned
-        if step.num_left > 0
-        for update in staying[step.index]
-        if update.kept
-    ]
-    if count is not None and count < len(kept):
+    ends = np.cumsum(num_kept)
+    total = int(ends[-1]) if len(ends) else 0
+    places = np.arange(total)
+    if count is not None and count < total:
         rng = stream(int.from_bytes(ledger.chain), "drawn updates")
-        drawn = sorted(rng.choice(len(kept), count, replace=False).tolist())
-        kept = [kept[place] for place in drawn]
-    total = math.fsum(update.weight for _, update in kept)
-    by_round: dict[int, tuple[CleanedStep, list[UpdateEntry]]] = {}
-    for step, update in kept:
-        # A client alone is the step: its deviation is 0, and only its weight counts.
-        if step.num_left > 1:
-            by_round.setdefault(step.index, (step, []))[1].append(update)
+        places = np.sort(rng.choice(total, count, replace=False))
+    rounds = np.searchsorted(ends, places, side="right")
+    inside = places - (ends - num_kept)[rounds]
+    updates: dict[int, list[UpdateEntry]] = {}
+    staying: dict[int, list[UpdateEntry]] = {}
+    kept: list[UpdateEntry] = []
+    for index, place in zip(rounds.tolist(), inside.tolist(), strict=True):
+        if index not in staying:
+            here = [u for u in ledger.updates_in(index) if u.client not in gone]
+            kept = [u for u in here if u.kept]
+            if len(kept) != num_kept[index]:
+                raise LedgerError(
+                    f"round {index} says that {num_kept[index]} updates of who stays "
+                    f"are kept, and {len(kept)} are; verify the ledger"
+                )
+            staying[index], updates[index] = here, []
+        updates[index].append(kept[place])
+    longest = {index: longest_that_counts(here) for index, here in staying.items()}
+    return Drawn(updates, staying, longest)
+
+
+def drawn_deviations(
+    ledger: Ledger, cleaned: Sequence[CleanedStep], drawn: Drawn
+) -> RoundDeviations:
+    """Return deviations of drawn updates of the clients that stay.
+
+    Args:
+        ledger: A ledger of rounds.
+        cleaned: The steps of the drawn rounds without everybody who left.
+        drawn: The draw.
+    """
+    total = math.fsum(u.weight for own in drawn.updates.values() for u in own)
     rounded = ledger.settings.update_dtype != "float32"
     refs: list[VectorRef] = []
     parts: list[_Part] = []
-    for step, updates in by_round.values():
-        here = staying[step.index]
-        longest = longest_that_counts(here)
+    for step in cleaned:
+        # A client alone is the step: its deviation is 0, and only its weight counts.
+        if step.num_left < 2:
+            continue
+        updates, here = drawn.updates[step.index], drawn.staying[step.index]
+        longest = drawn.longest[step.index]
         base = _step_of(step, here, longest, rounded=rounded)
         if base.growth == 0:
             continue
@@ -329,18 +444,33 @@ class PairDeviations:
     def __len__(self) -> int:
         return len(self.refs)
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return the values from `start` to before `stop` of every row."""
+    def fill(self, rows: Array, start: int) -> None:
+        """Write the values from `start` on into the rows of an array."""
         if self.stack is None:
-            return np.empty((0, stop - start), np.float32)
-        return self.stack.read(start, stop) * self.scales.astype(np.float32)[:, None]
+            return
+        scales = self.scales.astype(np.float32)[:, None]
+        for low, high in spans(start, start + rows.shape[1], len(self.refs)):
+            stored = self.stack.read(low, high)
+            np.multiply(stored, scales, out=rows[:, low - start : high - start])
 
-    def combine(self, factors: Array) -> Flat:
-        """Return the sum of factor times row."""
-        if not self.refs:
-            return np.zeros(self.ledger.settings.layout.size, np.float32)
-        found: Flat = self.ledger.combine(self.refs, [factors * self.scales]).sums[0]
-        return found
+    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
+        """Give the values from `start` to before `stop` of each row to one sink."""
+        apart = [self.ledger.stack([ref]) for ref in self.refs]
+
+        def one(number: int, sink: Sink) -> None:
+            row: Flat = apart[number].read(start, stop)[0]
+            row *= np.float32(self.scales[number])
+            sink(row)
+
+        _in_lanes(one, len(apart), sinks)
+
+    def add_to(self, flat: Flat, factors: Array) -> None:
+        """Add the sum of factor times row to a vector, in place."""
+        if self.stack is None:
+            return
+        of_vectors = (factors * self.scales).astype(np.float32)
+        for low, high in spans(0, len(flat), len(self.refs)):
+            flat[low:high] += of_vectors @ self.stack.read(low, high)
 
 
 def paired_deviations(

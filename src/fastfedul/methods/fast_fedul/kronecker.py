@@ -19,19 +19,24 @@ to the last round yet, and all of its mark goes.
 2. Along the eigenvectors of sum w d d^T over the whole model the result is replaced by
    h(s; C_V, p_V) times the mark.
 
+Both steps go through the model layer by layer. Inner products add up over layers, so
+the answer is the only vector of the model's size.
+
 docs/methods.md explains where the constants come from and where this fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fastfedul.ledger.store.streaming import one_thread_per_caller, run_blocks
-from fastfedul.methods.fast_fedul.deviations import Deviations
+from fastfedul.methods.fast_fedul.deviations import Deviations, Sink
+from fastfedul.methods.fast_fedul.marks import Columns, Forward, spans
 from fastfedul.params import Array, Flat, Layout, Slot, dot
 from fastfedul.rng import stream
 
@@ -65,6 +70,9 @@ RANK = 64
 """Leading eigenvectors of a longer side; the rest of its spectrum is taken as flat."""
 
 _OVERSAMPLED = 16
+_OVERSAMPLED_ONCE = 64
+"""Random columns beyond the rank: where rows are looked at twice, and where once."""
+
 LEAST = 1e-5
 """Smallest eigenvalue along the deviations that counts, relative to the largest."""
 
@@ -75,8 +83,15 @@ _KEPT_BYTES = 64 << 20
 """Rows that take no more than this stay in memory, and are read once and not twice."""
 
 _MANY_VALUES = 2_000_000
-_VALUES_AT_ONCE = 1 << 18
-"""Small arrays that lie side by side are read together up to so many values."""
+_LAYER_BYTES = 192 << 20
+"""Rows of one array that take no more than this are read together, and the array's
+basis comes from them; else rows are read one by one for it, and then by columns."""
+
+_SIDE_BY_SIDE_BYTES = 64 << 20
+"""Small arrays that lie side by side are read together up to so many bytes of rows."""
+
+_LANES = 4
+"""Sums that rows read one by one go into in turns, so that threads need not wait."""
 
 
 Ages = Sequence[tuple[float, float]]
@@ -89,6 +104,8 @@ class HeldBack:
 
     Attributes:
         difference: The part of the difference that training would not have undone.
+        length: Length of the whole difference.
+        held_back: Length of what is held back of it.
         num_updates: Updates, or pairs of updates, that were used.
         num_directions: Directions along which they differ.
         removed_by_layer: Part of the difference that is not held back, by name of the
@@ -96,13 +113,15 @@ class HeldBack:
     """
 
     difference: Flat
+    length: float
+    held_back: float
     num_updates: int
     num_directions: int
     removed_by_layer: tuple[tuple[str, float | None], ...]
 
 
 def hold_back(
-    marks: Array,
+    marks: Columns,
     ages: Sequence[Ages],
     deviations: Deviations,
     layout: Layout,
@@ -121,11 +140,6 @@ def hold_back(
         seed: Seed of what is random: groups of rows, and bases of very wide layers.
         least: Smallest eigenvalue that counts, relative to the largest.
     """
-    there = [row for row, mark in enumerate(marks) if mark.any()]
-    marks, ages = marks[there], [ages[row] for row in there]
-    if len(deviations) == 0 or len(marks) == 0:
-        whole = marks.sum(axis=0)
-        return HeldBack(whole, 0, 0, _kept(whole, whole, layout))
     # On small matrices several threads gain little, and fight for busy processors.
     small = layout.size < _MANY_VALUES
     with one_thread_per_caller() if small else nullcontext():
@@ -133,7 +147,7 @@ def hold_back(
 
 
 def _hold_back(
-    marks: Array,
+    marks: Columns,
     ages: Sequence[Ages],
     deviations: Deviations,
     layout: Layout,
@@ -141,38 +155,157 @@ def _hold_back(
     seed: bytes,
     least: float,
 ) -> HeldBack:
-    count = len(deviations)
+    count = len(deviations) if len(marks) else 0
     groups = _Groups.of(count, stream(int.from_bytes(seed), "groups"))
+    tally = _Tally(groups, len(marks), len(layout.slots))
     found = np.empty(layout.size, np.float32)
-    gram = np.zeros((groups.count, groups.count))
-    products = np.zeros((groups.count, len(marks) + 1))
     few = 4 * count * layout.size <= _KEPT_BYTES
     kept: list[tuple[slice, Array]] = []
-    for slots, start in _side_by_side(layout):
+    forward = Forward(marks, layout.size), Forward(deviations, layout.size)
+    number = 0
+    for slots, start in _side_by_side(layout, count):
         stop = start + sum(slot.size for slot in slots)
-        rows = deviations.read(start, stop)
-        here = marks[:, start:stop]
-        found[start:stop] = _within_layers(here, ages, rows, slots, scale, seed)
-        if few:
-            kept.append((slice(start, stop), rows))
-        grouped = groups.sums(rows)
-        gram += grouped @ grouped.T
-        products += grouped @ np.vstack([marks[:, start:stop], found[start:stop]]).T
-    values, vectors = np.linalg.eigh(gram)
-    some = values > least * values.max()
-    values, vectors = values[some], vectors[:, some]
-    if len(values):
-        along = (vectors / values).T @ products
-        missing = -along[:, -1]
+        part = found[start:stop]
+        large = 4 * count * (stop - start) > _LAYER_BYTES
+        # The bases come first: while rows are read for them, no mark is in memory.
+        bases = _bases_row_by_row(deviations, start, slots, seed) if large else None
+        here = forward[0].read(start, stop)
+        if not count:
+            here.sum(axis=0, out=part)
+            tally.add(np.empty((0, len(part)), np.float32), here, part, slots, number)
+        elif large:
+            if bases is not None:
+                _turn(here, ages, *bases, scale, part)
+            for low, high in spans(start, stop, count):
+                rows = forward[1].read(low, high)
+                cut = slice(low - start, high - start)
+                if bases is None:
+                    _by_value(here[:, cut], ages, rows, scale, part[cut])
+                tally.add(rows, here[:, cut], part[cut], slots, number)
+        else:
+            rows = forward[1].read(start, stop)
+            _within_layers(here, ages, rows, slots, scale, seed, part)
+            tally.add(rows, here, part, slots, number)
+            if few:
+                kept.append((slice(start, stop), rows))
+        number += len(slots)
+    along = tally.along(ages, scale, least)
+    factors = groups.spread(along.factors)
+    for place, rows in kept:
+        found[place] += factors.astype(np.float32) @ rows
+    if not few and len(along.values):
+        deviations.add_to(found, factors)
+    return HeldBack(
+        found,
+        math.sqrt(tally.whole.sum()),
+        along.held_back,
+        count,
+        len(along.values),
+        tally.removed(layout, along.factors),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """What the directions along the deviations say.
+
+    Attributes:
+        values: Their eigenvalues.
+        factors: Factor of each group of rows in what is to be added.
+        held_back: Length of what is held back in the end.
+    """
+
+    values: Array
+    factors: Array
+    held_back: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Inner products that add up over columns, so that no vector need be whole.
+
+    Attributes:
+        groups: Which rows are added up.
+        num_marks: How many marks there are.
+        num_slots: How many arrays there are.
+        gram: Of the rows with each other.
+        products: Of the rows with each mark, and with what is left within layers.
+        of_whole: Of the rows with the whole difference, array by array.
+        whole: Of the whole difference with itself, array by array.
+        within: Of the whole difference with what is left within layers.
+        away: Of what is held back within layers with itself.
+    """
+
+    groups: _Groups
+    num_marks: int
+    num_slots: int
+    gram: Array = field(init=False)
+    products: Array = field(init=False)
+    of_whole: Array = field(init=False)
+    whole: Array = field(init=False)
+    within: Array = field(init=False)
+    away: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        count = self.groups.count
+        self.gram = np.zeros((count, count))
+        self.products = np.zeros((count, self.num_marks + 1))
+        self.of_whole = np.zeros((count, self.num_slots))
+        self.whole, self.within = np.zeros(self.num_slots), np.zeros(self.num_slots)
+
+    def add(
+        self, rows: Array, marks: Array, left: Flat, slots: Sequence[Slot], first: int
+    ) -> None:
+        """Add the products of some columns.
+
+        Args:
+            rows: The deviations.
+            marks: The marks.
+            left: What is left of them within layers.
+            slots: The arrays, or the one array of which these are some columns.
+            first: Number of the first array.
+        """
+        grouped = self.groups.sums(rows)
+        self.gram += grouped @ grouped.T
+        self.products += grouped @ np.vstack([marks, left]).T
+        whole = marks.sum(axis=0)
+        ends = np.cumsum([slot.size for slot in slots]).tolist()
+        for number, (slot, end) in enumerate(zip(slots, ends, strict=True), first):
+            part = slice(end - slot.size, min(end, len(left)))
+            if slot.size == 0:
+                continue
+            self.of_whole[:, number] += grouped[:, part] @ whole[part]
+            self.whole[number] += dot(whole[part], whole[part])
+            self.within[number] += dot(left[part], whole[part])
+        whole -= left
+        self.away += dot(whole, whole)
+
+    def along(self, ages: Sequence[Ages], scale: float, least: float) -> _Along:
+        """Return how what is left along the deviations is to be replaced."""
+        if not len(self.gram):
+            return _Along(np.empty(0), np.zeros(len(self.gram)), math.sqrt(self.away))
+        values, vectors = np.linalg.eigh(self.gram)
+        some = values > least * values.max()
+        values, vectors = values[some], vectors[:, some]
+        along = (vectors / values).T @ self.products
+        wanted = np.zeros(len(values))
         for column, own in enumerate(ages):
             left = left_of(values, ALONG_DEVIATIONS, scale, own)
-            missing += left * along[:, column]
-        factors = groups.spread(vectors @ missing)
-        for place, rows in kept:
-            found[place] += factors.astype(np.float32) @ rows
-        if not few:
-            found += deviations.combine(factors)
-    return HeldBack(found, count, len(values), _kept(marks.sum(axis=0), found, layout))
+            wanted += left * along[:, column]
+        whole = along[:, :-1].sum(axis=1)
+        away = values @ (np.square(whole - wanted) - np.square(whole - along[:, -1]))
+        held_back = math.sqrt(max(0.0, self.away + float(away)))
+        return _Along(values, vectors @ (wanted - along[:, -1]), held_back)
+
+    def removed(
+        self, layout: Layout, factors: Array
+    ) -> tuple[tuple[str, float | None], ...]:
+        """Return the part of the difference that is left in each array."""
+        left = self.within + factors @ self.of_whole
+        return tuple(
+            (slot.name, float(part / length) if length else None)
+            for slot, part, length in zip(layout.slots, left, self.whole, strict=True)
+        )
 
 
 def _within_layers(
@@ -182,11 +315,11 @@ def _within_layers(
     slots: Sequence[Slot],
     scale: float,
     seed: bytes,
-) -> Flat:
-    """Return what is left of arrays that lie side by side, each in its own basis."""
+    found: Flat,
+) -> None:
+    """Write what is left of arrays that lie side by side, each in its own basis."""
     ends = np.cumsum([slot.size for slot in slots]).tolist()
     largest_first = sorted(range(len(slots)), key=lambda number: -slots[number].size)
-    found = np.empty(ends[-1], np.float32)
 
     def work(turns: Iterable[int]) -> None:
         for turn in turns:
@@ -194,12 +327,14 @@ def _within_layers(
             slot = slots[number]
             place = slice(ends[number] - slot.size, ends[number])
             rng = stream(int.from_bytes(seed), f"basis of {slot.name}")
-            found[place] = _in_basis(
-                marks[:, place], ages, rows[:, place], slot, scale, rng
-            )
+            own, here = rows[:, place], marks[:, place]
+            if len(slot.shape) < 2:
+                _by_value(here, ages, own, scale, found[place])
+            elif slot.size:
+                bases = _bases_together(own, slot, rng)
+                _turn(here, ages, *bases, scale, found[place])
 
     run_blocks(work, len(slots))
-    return found
 
 
 def left_of(variance: Array, strength: Strength, scale: float, ages: Ages) -> Array:
@@ -252,47 +387,34 @@ class _Groups:
         return spread
 
 
-def _side_by_side(layout: Layout) -> Iterator[tuple[list[Slot], int]]:
-    """Yield arrays that are read together, with the place of the first value."""
+def _side_by_side(layout: Layout, count: int) -> Iterator[tuple[list[Slot], int]]:
+    """Yield arrays that are read together, with the place of the first value.
+
+    Args:
+        layout: Names and shapes of the arrays.
+        count: How many rows are read of them.
+    """
+    most = _SIDE_BY_SIDE_BYTES // (4 * max(1, count))
     together: list[Slot] = []
     start = size = 0
     for slot in layout.slots:
-        if together and size + slot.size > _VALUES_AT_ONCE:
+        if together and size + slot.size > most:
             yield together, start
             start, together, size = start + size, [], 0
         together.append(slot)
         size += slot.size
-    if size:
+    if together:
         yield together, start
 
 
-def _in_basis(
-    marks: Array,
-    ages: Sequence[Ages],
-    rows: Array,
-    slot: Slot,
-    scale: float,
-    rng: np.random.Generator,
-) -> Flat:
-    """Return what is left of the difference of one array, in its own basis."""
-    found = np.zeros(slot.size, np.float32)
-    if slot.size == 0:
-        return found
-    if len(slot.shape) < 2:
-        variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-        for mark, own in zip(marks, ages, strict=True):
-            kept = left_of(variance, WITHIN_LAYERS, scale, own)
-            found += mark * kept.astype(np.float32)
-        return found
-    stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
-    left, right = _left_basis(stacked, rng), _right_basis(stacked, rng)
-    if left.trace == 0:
-        whole: Flat = marks.sum(axis=0)
-        return whole
+def _by_value(
+    marks: Array, ages: Sequence[Ages], rows: Array, scale: float, found: Flat
+) -> None:
+    """Write what is left of an array of one axis, value by value."""
+    variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+    found[...] = 0
     for mark, own in zip(marks, ages, strict=True):
-        matrix = mark.reshape(stacked.shape[1:])
-        found += _rotated(matrix, left, right, scale, own).reshape(-1)
-    return found
+        found += mark * left_of(variance, WITHIN_LAYERS, scale, own).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,114 +434,198 @@ class _Basis:
     trace: float
 
 
-def _right_basis(stacked: Array, rng: np.random.Generator) -> _Basis:
-    """Return the basis of the last axis."""
-    flat = stacked.reshape(-1, stacked.shape[2])
-    if flat.shape[1] <= EXACT_SIDE:
-        return _exact_basis(flat.T @ flat)
-    return _leading_basis(
-        flat.shape[::-1], lambda b: flat.T @ b, lambda q: flat @ q, stacked, rng
-    )
+@dataclass(slots=True)
+class _Side:
+    """One side of a matrix, from the rows that were added so far.
 
-
-def _left_basis(stacked: Array, rng: np.random.Generator) -> _Basis:
-    """Return the basis of the middle axis."""
-    count, side, length = stacked.shape
-    if side <= EXACT_SIDE:
-        product = np.zeros((side, side), np.float32)
-        for matrix in stacked:
-            product += matrix @ matrix.T
-        return _exact_basis(product)
-
-    def onto(test: Array) -> Array:
-        found = np.zeros((side, test.shape[1]), np.float32)
-        for matrix, part in zip(stacked, np.split(test, count), strict=True):
-            found += matrix @ part
-        return found
-
-    def back(basis: Array) -> Array:
-        return np.concatenate([matrix.T @ basis for matrix in stacked])
-
-    return _leading_basis((side, count * length), onto, back, stacked, rng)
-
-
-def _exact_basis(product: Array) -> _Basis:
-    """Return all eigenvectors of a symmetric matrix."""
-    values, vectors = np.linalg.eigh(product.astype(np.float64))
-    values = np.maximum(values, 0)
-    return _Basis(vectors.astype(np.float32), values, None, float(values.sum()))
-
-
-def _leading_basis(
-    shape: tuple[int, int],
-    onto: Callable[[Array], Array],
-    back: Callable[[Array], Array],
-    stacked: Array,
-    rng: np.random.Generator,
-) -> _Basis:
-    """Return the leading eigenvectors of A A^T, by a random range finder.
-
-    Halko, Martinsson, Tropp: "Finding structure with randomness", SIAM Review 2011,
-    Algorithm 4.4 with one power iteration.
-
-    Args:
-        shape: Rows and columns of A.
-        onto: Multiplies A with a matrix.
-        back: Multiplies the transpose of A with a matrix.
-        stacked: The values of A.
-        rng: Where the test matrix comes from.
+    Attributes:
+        test: Random orthonormal columns; None where the side is short enough to do
+            without.
+        total: Sum of A A^T over the rows A, times the columns if there are any.
     """
-    side, length = shape
-    test = rng.standard_normal((length, RANK + _OVERSAMPLED), np.float32)
-    basis = np.linalg.qr(onto(test)).Q
-    basis = np.linalg.qr(onto(back(basis))).Q
-    seen = back(basis)
-    values, small = np.linalg.eigh((seen.T @ seen).astype(np.float64))
-    leading = np.maximum(values[-RANK:], 0)
-    vectors = basis @ small[:, -RANK:].astype(np.float32)
-    trace = dot(stacked.reshape(-1), stacked.reshape(-1))
-    rest = max(0.0, trace - float(leading.sum())) / (side - RANK)
-    return _Basis(vectors, leading, rest, trace)
+
+    test: Array | None
+    total: Array
+
+    @classmethod
+    def of(cls, side: int, rng: np.random.Generator, oversampled: int) -> _Side:
+        """Return a side without a row."""
+        if side <= EXACT_SIDE:
+            return cls(None, np.zeros((side, side), np.float32))
+        drawn = rng.standard_normal((side, RANK + oversampled), np.float32)
+        return cls(np.linalg.qr(drawn).Q, np.zeros_like(drawn))
+
+    def fresh(self) -> _Side:
+        """Return the same side without a row."""
+        return _Side(self.test, np.zeros_like(self.total))
+
+    def sharper(self) -> _Side:
+        """Return the side without a row, and with columns that are nearer its range."""
+        return _Side(np.linalg.qr(self.total).Q, np.zeros_like(self.total))
+
+    def add(self, matrix: Array) -> None:
+        """Add a row."""
+        if self.test is None:
+            self.total += matrix @ matrix.T
+        else:
+            self.total += matrix @ (matrix.T @ self.test)
+
+    def basis(self, trace: float) -> _Basis:
+        """Return the eigenvectors.
+
+        Of a long side the leading ones, after one look at each row: the Nystrom
+        approximation of Tropp, Yurtsever, Udell and Cevher, "Fixed-rank approximation
+        of a positive-semidefinite matrix from streaming data", NeurIPS 2017,
+        Algorithm 3.
+
+        Args:
+            trace: Sum of all eigenvalues.
+        """
+        total = self.total.astype(np.float64)
+        if self.test is None:
+            values, vectors = np.linalg.eigh(total)
+            values = np.maximum(values, 0)
+            return _Basis(vectors.astype(np.float32), values, None, float(values.sum()))
+        test = self.test.astype(np.float64)
+        side = len(total)
+        # A little of the identity keeps what float32 cannot tell from 0 in order.
+        shift = float(np.finfo(np.float32).eps * np.linalg.norm(total)) or 1.0
+        total += shift * test
+        core = test.T @ total
+        weights, turn = np.linalg.eigh((core + core.T) / 2)
+        halved = total @ (turn / np.sqrt(np.maximum(weights, shift)))
+        values, small = np.linalg.eigh(halved.T @ halved)
+        values, small = values[-RANK:], small[:, -RANK:]
+        told = values > 2 * shift
+        vectors = halved @ (small[:, told] / np.sqrt(values[told]))
+        leading = values[told] - shift
+        rest = max(0.0, trace - float(leading.sum())) / (side - len(leading))
+        return _Basis(vectors.astype(np.float32), leading, rest, trace)
 
 
-def _rotated(
-    difference: Array, left: _Basis, right: _Basis, scale: float, ages: Ages
-) -> Array:
-    """Return what is left of a matrix in two bases, and across them."""
+def _bases_together(
+    rows: Array, slot: Slot, rng: np.random.Generator
+) -> tuple[_Basis, _Basis]:
+    """Return the bases of both sides of an array, from rows in memory."""
+    stacked = np.ascontiguousarray(rows).reshape(len(rows), slot.shape[0], -1)
+    flat = stacked.reshape(-1, stacked.shape[2])
+    trace = dot(flat.reshape(-1), flat.reshape(-1))
+    bases = []
+    rows_of_sides: tuple[Sequence[Array], ...] = tuple(stacked), (flat.T,)
+    for side, matrices in zip(stacked.shape[1:], rows_of_sides, strict=True):
+        found = _Side.of(side, rng, _OVERSAMPLED)
+        # A second look at rows in memory costs little, and tells the vectors better.
+        for turn in range(1 if found.test is None else 2):
+            found = found.sharper() if turn else found
+            for matrix in matrices:
+                found.add(matrix)
+        bases.append(found.basis(trace))
+    return bases[0], bases[1]
+
+
+def _bases_row_by_row(
+    deviations: Deviations, start: int, slots: Sequence[Slot], seed: bytes
+) -> tuple[_Basis, _Basis] | None:
+    """Return the bases of both sides of one array, with few rows in memory at once.
+
+    None for an array of one axis, which needs none.
+    """
+    [slot] = slots
+    if len(slot.shape) < 2:
+        return None
+    rng = stream(int.from_bytes(seed), f"basis of {slot.name}")
+    shape = slot.shape[0], slot.size // slot.shape[0]
+    first = [_Side.of(side, rng, _OVERSAMPLED_ONCE) for side in shape]
+    lanes = [first, *([side.fresh() for side in first] for _ in range(1, _LANES))]
+    traces = [0.0] * _LANES
+
+    def sink_of(lane: int) -> Sink:
+        def sink(row: Flat) -> None:
+            matrix = row.reshape(shape)
+            lanes[lane][0].add(matrix)
+            lanes[lane][1].add(matrix.T)
+            traces[lane] += dot(row, row)
+
+        return sink
+
+    sinks = [sink_of(lane) for lane in range(_LANES)]
+    deviations.visit(start, start + slot.size, sinks)
+    for others in lanes[1:]:
+        for side, other in zip(first, others, strict=True):
+            side.total += other.total
+    left, right = (side.basis(sum(traces)) for side in first)
+    return left, right
+
+
+def _turn(
+    marks: Array,
+    ages: Sequence[Ages],
+    left: _Basis,
+    right: _Basis,
+    scale: float,
+    found: Flat,
+) -> None:
+    """Write what is left of an array of two or more axes, in the bases of its sides.
+
+    Where all eigenvectors of a side are known, marks are turned into them and the sum
+    over the ages is turned back once.
+    """
+    if left.trace == 0:
+        marks.sum(axis=0, out=found)
+        return
+    shape = len(left.vectors), len(right.vectors)
+    total = np.zeros(shape, np.float32)
+    for mark, own in zip(marks, ages, strict=True):
+        if not any(age for age, _ in own):
+            continue
+        turned = mark.reshape(shape)
+        if left.rest is None:
+            turned = left.vectors.T @ turned
+        if right.rest is None:
+            turned = turned @ right.vectors
+        _add_left(total, turned, left, right, scale, own)
+        del turned
+    if left.rest is None:
+        total = left.vectors @ total
+    if right.rest is None:
+        np.matmul(total, right.vectors.T, out=found.reshape(shape))
+    else:
+        found.reshape(shape)[...] = total
+    for mark, own in zip(marks, ages, strict=True):
+        if not any(age for age, _ in own):
+            found += mark
+
+
+def _add_left(
+    total: Array, turned: Array, left: _Basis, right: _Basis, scale: float, ages: Ages
+) -> None:
+    """Add what is left of a mark that is turned where all eigenvectors are known."""
 
     def kept(of_left: Array, of_right: Array) -> Array:
         variance = np.multiply.outer(of_left, of_right) / left.trace
         return left_of(variance, WITHIN_LAYERS, scale, ages).astype(np.float32)
 
-    turned = left.vectors.T @ difference
     both = kept(left.values, right.values)
     if left.rest is None and right.rest is None:
-        inside: Array = both * (turned @ right.vectors)
-        turned_back: Array = left.vectors @ inside @ right.vectors.T
-        return turned_back
+        total += both * turned
+        return
     # What lies across the vectors of a side is multiplied by one number; along them
     # that is taken off again.
-    l_rest = np.zeros(1) if left.rest is None else np.array([left.rest])
-    r_rest = np.zeros(1) if right.rest is None else np.array([right.rest])
-    by_left, by_right = kept(left.values, r_rest), kept(l_rest, right.values)
-    across = kept(l_rest, r_rest)
-    inner = (both - by_left - by_right + across) * (turned @ right.vectors)
-    found: Array = left.vectors @ (
-        inner @ right.vectors.T + (by_left - across) * turned
-    )
-    found += ((by_right - across) * (difference @ right.vectors)) @ right.vectors.T
-    found += across * difference
-    return found
-
-
-def _kept(
-    difference: Flat, found: Flat, layout: Layout
-) -> tuple[tuple[str, float | None], ...]:
-    """Return the part of the difference that is left in each array."""
-    parts, start = [], 0
-    for slot in layout.slots:
-        part = slice(start, start := start + slot.size)
-        length = dot(difference[part], difference[part])
-        kept = dot(found[part], difference[part]) / length if length else None
-        parts.append((slot.name, kept))
-    return tuple(parts)
+    rest = [np.array([0.0 if s.rest is None else s.rest]) for s in (left, right)]
+    by_left, by_right = kept(left.values, rest[1]), kept(rest[0], right.values)
+    if right.rest is None:
+        inner = left.vectors.T @ turned
+        total += left.vectors @ ((both - by_right) * inner)
+        total += by_right * turned
+        return
+    if left.rest is None:
+        inner = turned @ right.vectors
+        total += ((both - by_left) * inner) @ right.vectors.T
+        total += by_left * turned
+        return
+    across = kept(*rest)
+    inner = left.vectors.T @ turned
+    middle = (both - by_left - by_right + across) * (inner @ right.vectors)
+    total += left.vectors @ (middle @ right.vectors.T + (by_left - across) * inner)
+    total += ((by_right - across) * (turned @ right.vectors)) @ right.vectors.T
+    total += across * turned

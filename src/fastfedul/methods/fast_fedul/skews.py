@@ -39,6 +39,9 @@ _NOBODY_TO_LEARN_FROM = (
     "round; the model may lose much of what it knows, so measure the result"
 )
 
+_ROUNDING = 1e-6
+"""Part by which the lengths of two equal vectors may differ."""
+
 USUAL_UPDATES = 64
 FEWEST_UPDATES = 32
 USUAL_SIZE = 20_000_000
@@ -164,7 +167,8 @@ class Scalar:
         """Return what forgetting adds to the model."""
         damping = self.per_round(len(rounds))
         traced = trace(ledger, removal, left_at_end(damping)[None])
-        return Difference(traced.sums[0], traced.gamma_norms, damping, 0.0, self)
+        norms = tuple(traced.gamma_norms.tolist())
+        return Difference(traced.sums[0], norms, damping, 0.0, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,8 @@ class NoSkew:
         """Return what forgetting adds to the model."""
         traced = trace(ledger, removal, np.ones((1, len(rounds))))
         still = (0.0,) * len(rounds)
-        return Difference(traced.sums[0], traced.gamma_norms, still, 0.0, self)
+        norms = tuple(traced.gamma_norms.tolist())
+        return Difference(traced.sums[0], norms, still, 0.0, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +249,16 @@ class Kronecker:
             )
 
         held, notes = held_back(terms), list(terms.notes)
-        if norm(held.difference) > norm(terms.difference):
+        if norm(held.difference) > (1 + _ROUNDING) * held.length:
             held = held_back(terms.without_ages())
             notes.append(_CANCELLING)
-        if held.num_updates == 0 and terms.difference.any():
+        if held.num_updates == 0 and held.difference.any():
             notes.append(_NOBODY_TO_LEARN_FROM)
         return Difference(
             held.difference,
-            terms.gamma_norms,
+            tuple(terms.gamma_norms.tolist()),
             (0.0,) * len(rounds),
-            norm(terms.difference - held.difference),
+            held.held_back,
             Kronecker(updates),
             Reaction(
                 held.num_updates,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,12 +12,16 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.erasure import replayed_step, without
 from fastfedul.ledger.protocol import Ledger, vector
+from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.methods.protocol import require_rounds_for
-from fastfedul.params import Array, norm
+from fastfedul.params import Array, dot, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
 _TOLD = 1e-4
 """Part of its terms that a squared norm must be, for products in float32 to tell it."""
+
+VECTORS_AT_ONCE = 256
+"""Stored vectors that are read together, a block of each: 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Leaving:
         rounds: Rounds in which somebody of the request took part.
         asked: Their updates.
         earlier: Updates, by round, of clients that were forgotten before and whose
-            history was kept: the model has been moved for them already.
+            history was kept: the model has been moved for them already. Also of rounds
+            in which nobody of the request took part.
     """
 
     rounds: tuple[RoundEntry, ...]
@@ -50,15 +55,13 @@ class Traced:
     Attributes:
         sums: For each row of factors, the sum over the rounds of factor times gamma.
         gamma_norms: How far each round would have gone elsewhere.
-        bytes_read: Bytes of history read.
         step_norms: Lengths of the steps without everybody who left, of the rounds in
-            which somebody of the request took part.
+            which somebody of the request took part; NaN of the others.
     """
 
     sums: Array
-    gamma_norms: tuple[float, ...]
-    bytes_read: int
-    step_norms: Mapping[int, float] = field(default_factory=dict)
+    gamma_norms: Array
+    step_norms: Array
 
 
 def leaving(
@@ -73,17 +76,15 @@ def leaving(
             )
     asked = [u for client in sorted(forget) for u in ledger.updates_of(client)]
     touched = {update.round for update in asked}
-    earlier: dict[int, tuple[UpdateEntry, ...]] = {}
+    earlier: dict[int, list[UpdateEntry]] = {}
     for name, entry in clients.items():
         if entry.state == "forgotten":
             for update in ledger.updates_of(name):
-                if update.round in touched:
-                    before = earlier.get(update.round, ())
-                    earlier[update.round] = (*before, update)
+                earlier.setdefault(update.round, []).append(update)
     return Leaving(
         tuple(round_ for round_ in rounds if round_.index in touched),
         tuple(sorted(asked, key=lambda update: (update.round, update.client))),
-        earlier,
+        {index: tuple(updates) for index, updates in earlier.items()},
     )
 
 
@@ -99,142 +100,221 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
         UnlearnRefusedError: If the history has no rounds.
     """
     require_rounds_for("skew scalar or none", ledger)
-    if ledger.settings.aggregation == MEAN:
-        return _by_combination(ledger, removal, decays)
-    return _by_replay(ledger, removal, decays)
+    if ledger.settings.aggregation != MEAN:
+        return _by_replay(ledger, removal, decays)
+    terms = GammaTerms.of(removal.rounds, removal.asked, removal.earlier)
+    size = ledger.settings.layout.size
+    if not terms.refs:
+        sums = np.zeros((len(decays), size), np.float32)
+        return Traced(sums, *_by_round(terms, np.zeros((2, 0)), decays.shape[1]))
+    combination = ledger.combine(
+        terms.refs, decays[:, terms.rounds] * terms.factors[0], terms.unknown
+    )
+    lengths = terms.lengths(combination.products)
+    fill_untold(ledger, terms, lengths)
+    return Traced(combination.sums, *_by_round(terms, lengths, decays.shape[1]))
+
+
+def lengths_alone(
+    ledger: Ledger, terms: GammaTerms, num_rounds: int
+) -> tuple[Array, Array]:
+    """Return the lengths of every round's gamma and cleaned step, without their sums.
+
+    Vectors are read only of rounds whose lengths the ledger's numbers do not tell.
+    """
+    lengths = terms.lengths([np.nan] * len(terms.unknown))
+    fill_untold(ledger, terms, lengths)
+    return _by_round(terms, lengths, num_rounds)
 
 
 def gamma_factors(removal: Leaving) -> tuple[list[VectorRef], list[float]]:
     """Return every stored vector that some gamma is made of, with its factor in it."""
-    refs: list[VectorRef] = []
-    factors: list[float] = []
-    asked = removal.by_round()
-    for round_ in removal.rounds:
-        earlier = removal.earlier.get(round_.index, ())
-        terms = _gamma_terms(round_, asked[round_.index], earlier)
-        own, of_own = terms.combination(round_.index)
-        refs += own
-        factors += of_own[0].tolist()
-    return refs, factors
-
-
-def _by_combination(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
-    """Trace through weighted means: one linear combination of stored vectors."""
-    refs: list[VectorRef] = []
-    factors: list[float] = []
-    pairs: list[tuple[int, int]] = []
-    spans: list[tuple[_GammaTerms, slice]] = []
-    asked = removal.by_round()
-    for round_ in removal.rounds:
-        terms = _gamma_terms(
-            round_, asked[round_.index], removal.earlier.get(round_.index, ())
-        )
-        first, first_pair = len(refs), len(pairs)
-        own, of_own = terms.combination(round_.index)
-        refs += own
-        factors += of_own[0].tolist()
-        pairs += [(first + i, first + j) for i, j in terms.unknown]
-        spans.append((terms, slice(first_pair, len(pairs))))
-    gamma_norms = [0.0] * decays.shape[1]
-    if not refs:
-        sums = np.zeros((len(decays), ledger.settings.layout.size), np.float32)
-        return Traced(sums, tuple(gamma_norms), 0)
-    columns = [ref.round for ref in refs]
-    combination = ledger.combine(refs, decays[:, columns] * np.array(factors), pairs)
-    bytes_read = combination.bytes_read
-    step_norms: dict[int, float] = {}
-    for round_, (terms, span) in zip(removal.rounds, spans, strict=True):
-        lengths = terms.norms(combination.products[span])
-        if lengths is None:
-            alone = ledger.combine(*terms.combination(round_.index))
-            lengths = norm(alone.sums[0]), norm(alone.sums[1])
-            bytes_read += alone.bytes_read
-        gamma_norms[round_.index], step_norms[round_.index] = lengths
-    return Traced(combination.sums, tuple(gamma_norms), bytes_read, step_norms)
+    terms = GammaTerms.of(removal.rounds, removal.asked, removal.earlier)
+    return list(terms.refs), terms.factors[0].tolist()
 
 
 @dataclass(frozen=True, slots=True)
-class _GammaTerms:
-    """One round's gamma as a combination of its step and some of its updates.
+class GammaTerms:
+    """The gammas of some rounds as combinations of steps and updates.
 
     Attributes:
-        factors: Factors in gamma, then in the step without everybody who left: of
-            the round's step first, then of the updates.
-        updates: The kept updates that count.
-        gram: Inner products as far as they are known, step first; NaN elsewhere.
-        unknown: Which of them must be computed.
+        refs: The steps of the rounds, then the kept updates of everybody who left.
+        rounds: Number of the round of each vector.
+        factors: Two rows: factors in gamma, and in the step without everybody who left.
+        indices: Numbers of the rounds.
+        squares: Squared length of each vector.
+        along: Inner product of each vector with its round's step; NaN if unknown.
+        unknown: Places of two vectors of a round whose product is not stored.
     """
 
+    refs: tuple[VectorRef, ...]
+    rounds: Array
     factors: Array
-    updates: tuple[UpdateEntry, ...]
-    gram: Array
+    indices: Array
+    squares: Array
+    along: Array
     unknown: tuple[tuple[int, int], ...]
 
-    def combination(self, index: int) -> tuple[list[VectorRef], Array]:
-        """Return the vectors of gamma and the cleaned step, and their factors."""
-        refs = [VectorRef(index), *(VectorRef(index, u.client) for u in self.updates)]
-        return refs, self.factors
+    @classmethod
+    def of(
+        cls,
+        rounds: Sequence[RoundEntry],
+        asked: Sequence[UpdateEntry],
+        earlier: Mapping[int, Sequence[UpdateEntry]],
+    ) -> GammaTerms:
+        """Return gamma: the round without both groups minus without `earlier`.
 
-    def norms(self, products: Sequence[float]) -> tuple[float, float] | None:
-        """Return the norms of both, given the products that were unknown.
+        Args:
+            rounds: The rounds.
+            asked: Updates of the request in these rounds.
+            earlier: Updates of who was forgotten before, by round.
 
-        None if one is so small a difference of large numbers that these do not say it.
+        Raises:
+            UnlearnRefusedError: If others took part and no share is left for them.
         """
-        gram = self.gram.copy()
-        for (i, j), product in zip(self.unknown, products, strict=True):
-            gram[i, j] = gram[j, i] = product
-        lengths = []
-        for factors in self.factors:
-            parts = factors[:, None] * gram * factors
-            found = float(parts.sum())
-            if not found > _TOLD * np.abs(parts).sum() and parts.any():
-                return None
-            lengths.append(math.sqrt(max(0.0, found)))
-        return lengths[0], lengths[1]
-
-
-def _gamma_terms(
-    round_: RoundEntry, asked: Sequence[UpdateEntry], earlier: Sequence[UpdateEntry]
-) -> _GammaTerms:
-    """Return gamma: the round without both groups minus the round without `earlier`."""
-    after_step, after = without(round_, (*asked, *earlier))
-    before_step, before = without(round_, earlier)
-    again = zip(after[len(asked) :], before, strict=True)
-    differences = (*after[: len(asked)], *(a - b for a, b in again))
-    kept = [
-        (update, factor, cleaned)
-        for update, factor, cleaned in zip(
-            (*asked, *earlier), differences, after, strict=True
+        before = [u for r in rounds for u in earlier.get(r.index, ())]
+        gone = [*asked, *before]
+        indices = np.array([r.index for r in rounds], np.int64)
+        own = np.searchsorted(indices, np.array([u.round for u in gone], np.int64))
+        of_request = np.arange(len(gone)) < len(asked)
+        shares = np.array([u.share for u in gone])
+        weights = np.array([u.weight for u in gone])
+        remaining = 1 - np.array([r.removed_share for r in rounds])
+        present = np.array([r.num_updates for r in rounds], np.int64)
+        of_step, of_updates = [], []
+        for group in (np.ones(len(gone), bool), ~of_request):
+            left = remaining - np.bincount(own[group], shares[group], len(rounds))
+            nobody = np.bincount(own[group], minlength=len(rounds)) == present
+            for place in np.flatnonzero(~nobody & (left <= 0)).tolist():
+                # It raises, and says why.
+                here = [u for u, i in zip(gone, own, strict=True) if i == place]
+                without(rounds[place], here)
+            scale = np.divide(1.0, left, out=np.zeros(len(rounds)), where=~nobody)
+            of_step.append(remaining * scale)
+            of_updates.append(np.where(group, -weights * scale[own], 0.0))
+        kept = np.array([u.kept for u in gone], bool)
+        stored = [u for u in gone if u.kept]
+        products = np.array(
+            [np.nan if u.step_product is None else u.step_product for u in stored]
         )
-        if update.kept
-    ]
-    size = 1 + len(kept)
-    gram = np.full((size, size), np.nan)
-    gram[0, 0] = round_.step_norm**2
-    for i, (update, _, _) in enumerate(kept, start=1):
-        gram[i, i] = update.norm**2
-        if update.step_product is not None:
-            gram[0, i] = gram[i, 0] = update.step_product
-    unknown = [(i, j) for i in range(size) for j in range(i + 1, size)]
-    return _GammaTerms(
-        np.array(
-            [
-                [after_step - before_step, *(factor for _, factor, _ in kept)],
-                [after_step, *(cleaned for _, _, cleaned in kept)],
-            ]
-        ),
-        tuple(update for update, _, _ in kept),
-        gram,
-        tuple((i, j) for i, j in unknown if math.isnan(gram[i, j])),
-    )
+        places, first = own[kept], len(rounds)
+        factors = [
+            np.concatenate(
+                [of_step[0] - of_step[1], (of_updates[0] - of_updates[1])[kept]]
+            ),
+            np.concatenate([of_step[0], of_updates[0][kept]]),
+        ]
+        lengths = [*(r.step_norm for r in rounds), *(u.norm for u in stored)]
+        squares = np.square(np.array(lengths, np.float64))
+        untold = np.flatnonzero(np.isnan(products))
+        return cls(
+            (
+                *(VectorRef(r.index) for r in rounds),
+                *(VectorRef(u.round, u.client) for u in stored),
+            ),
+            np.concatenate([indices, indices[places]]),
+            np.array(factors),
+            indices,
+            squares,
+            np.concatenate([squares[:first], products]),
+            (
+                *((int(places[i]), int(first + i)) for i in untold),
+                *_two_of_a_round(places, first),
+            ),
+        )
+
+    def lengths(self, products: Sequence[float]) -> Array:
+        """Return the lengths of the gammas, then of the steps without who left.
+
+        NaN where one is so small a difference of large numbers that these do not say
+        it, or where a product is NaN.
+
+        Args:
+            products: Inner products of the vectors in `unknown`.
+        """
+        first = len(self.indices)
+        places = np.searchsorted(self.indices, self.rounds)
+        along = self.along.copy()
+        pairs = np.array(self.unknown, np.int64).reshape(-1, 2)
+        with_step = pairs[:, 0] < first
+        given = np.array(products, np.float64)
+        along[pairs[with_step, 1]] = given[with_step]
+        left, right = pairs[~with_step].T
+        lengths = np.empty((2, first))
+        for number, factors in enumerate(self.factors):
+            update = factors[first:]
+            parts = np.concatenate(
+                [
+                    np.square(factors) * self.squares,
+                    2 * factors[places[first:]] * update * along[first:],
+                    2 * factors[left] * factors[right] * given[~with_step],
+                ]
+            )
+            owners = np.concatenate([places, places[first:], places[left]])
+            found = np.bincount(owners, parts, first)
+            size = np.bincount(owners, np.abs(parts), first)
+            told = (found > _TOLD * size) | (size == 0)
+            root = np.sqrt(np.maximum(found, 0), where=told, out=np.full(first, np.nan))
+            lengths[number] = root
+        return lengths
+
+
+def _two_of_a_round(places: Array, first: int) -> Iterator[tuple[int, int]]:
+    """Yield every two updates of one round, given the place of each one's round."""
+    if len(np.unique(places)) == len(places):
+        return
+    by_round: dict[int, list[int]] = {}
+    for number, place in enumerate(places.tolist(), start=first):
+        by_round.setdefault(place, []).append(number)
+    for numbers in by_round.values():
+        yield from itertools.combinations(numbers, 2)
+
+
+def fill_untold(ledger: Ledger, terms: GammaTerms, lengths: Array) -> None:
+    """Fill in lengths that are NaN, from the vectors of these rounds."""
+    untold = np.flatnonzero(np.isnan(lengths).any(axis=0))
+    if not len(untold):
+        return
+    owners = np.searchsorted(terms.indices, terms.rounds)
+    order = np.argsort(owners, kind="stable")
+    order = order[np.isin(owners[order], untold)]
+    starts = np.searchsorted(owners[order], untold)
+    ends = [*starts[1:].tolist(), len(order)]
+    size = ledger.settings.layout.size
+    squares = np.zeros((2, len(untold)))
+    begin = 0
+    while begin < len(untold):
+        end = begin + 1
+        while end < len(untold) and ends[end] - starts[begin] <= VECTORS_AT_ONCE:
+            end += 1
+        mine = order[starts[begin] : ends[end - 1]]
+        stack = ledger.stack([terms.refs[place] for place in mine])
+        bounds = starts[begin:end] - starts[begin]
+        width = max(1, VECTORS_AT_ONCE // len(mine)) * BLOCK_VALUES
+        for column in range(0, size, width):
+            rows = stack.read(column, min(size, column + width))
+            for number, factors in enumerate(terms.factors[:, mine]):
+                scaled = rows * factors.astype(np.float32)[:, None]
+                sums = np.add.reduceat(scaled, bounds, axis=0)
+                squares[number, begin:end] += [dot(row, row) for row in sums]
+        begin = end
+    lengths[:, untold] = np.sqrt(squares)
+
+
+def _by_round(
+    terms: GammaTerms, lengths: Array, num_rounds: int
+) -> tuple[Array, Array]:
+    """Return by round the lengths of gammas, else 0, and of cleaned steps, else NaN."""
+    gammas, steps = np.zeros(num_rounds), np.full(num_rounds, np.nan)
+    gammas[terms.indices], steps[terms.indices] = lengths
+    return gammas, steps
 
 
 def _by_replay(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
     """Trace through any other aggregation by running it again, round by round."""
     size = ledger.settings.layout.size
     sums = np.zeros((len(decays), size), np.float32)
-    gamma_norms = [0.0] * decays.shape[1]
-    bytes_read = 0
+    gamma_norms = np.zeros(decays.shape[1])
     asked = removal.by_round()
     for round_ in removal.rounds:
         index = round_.index
@@ -247,5 +327,4 @@ def _by_replay(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
             gamma = gamma - vector(ledger, VectorRef(index))
         gamma_norms[index] = norm(gamma)
         sums += decays[:, index, None].astype(np.float32) * gamma
-        bytes_read += 4 * size * (round_.num_updates + 1)
-    return Traced(sums, tuple(gamma_norms), bytes_read)
+    return Traced(sums, gamma_norms, np.full(decays.shape[1], np.nan))

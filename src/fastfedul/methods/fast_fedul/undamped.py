@@ -10,7 +10,7 @@ the ledger has say how far off the result can be at most.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,17 +22,32 @@ from fastfedul.ledger.participation import (
     participation,
 )
 from fastfedul.ledger.protocol import Ledger
-from fastfedul.methods.fast_fedul.cleaning import CleanedStep, cleaned_steps
+from fastfedul.methods.fast_fedul.cleaning import cleaned_steps
 from fastfedul.methods.fast_fedul.deviations import (
     Deviations,
+    Drawn,
+    draw,
     drawn_deviations,
     longest_that_counts,
     paired_deviations,
 )
 from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL, Ages
-from fastfedul.methods.fast_fedul.tracing import Leaving, Traced, trace
+from fastfedul.methods.fast_fedul.marks import (
+    Columns,
+    HeldMarks,
+    OneMark,
+    StackedMarks,
+    rows_of,
+)
+from fastfedul.methods.fast_fedul.tracing import (
+    GammaTerms,
+    Leaving,
+    fill_untold,
+    lengths_alone,
+    trace,
+)
 from fastfedul.params import Array, Flat, norm
-from fastfedul.records import ClientId, RoundEntry, UpdateEntry
+from fastfedul.records import ClientId, RoundEntry
 
 AGE_CLASSES = (0.0, 1 / 8, 1 / 2)
 """Oldest of each class of ages, in parts of the training; the rest is the last class.
@@ -44,6 +59,10 @@ every round.
 _WORTH_SAYING = 1e-4
 _TOO_FAR = 0.25
 """Part of a difference by which it may be off before forgetting is refused."""
+
+
+_HELD_BYTES = 64 << 20
+"""Marks that take no more than this are held; else they are read layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +78,28 @@ class Undamped:
         scale: sqrt(T b) / g of `kronecker.py`.
         num_unknown: Rounds whose local training is not known.
         notes: What is not exact, in words.
+        size: Number of values of the model.
     """
 
-    marks: Array
+    marks: Columns
     ages: tuple[Ages, ...]
-    gamma_norms: tuple[float, ...]
+    gamma_norms: Array
     deviations: Deviations
     scale: float
     num_unknown: int
     notes: tuple[str, ...]
+    size: int
 
     @property
     def difference(self) -> Flat:
         """Sum of the marks of all ages."""
-        found: Flat = self.marks.sum(axis=0)
+        found: Flat = rows_of(OneMark(self.marks), 0, self.size).sum(axis=0)
         return found
 
     def without_ages(self) -> Undamped:
         """Return the same with one mark for all rounds, as a ledger of sums has it."""
-        ages = ages_of(np.array(self.gamma_norms))
-        return replace(self, marks=self.difference[None], ages=(ages,))
+        ages = ages_of(self.gamma_norms)
+        return replace(self, marks=OneMark(self.marks), ages=(ages,))
 
 
 def undamped(
@@ -98,35 +119,117 @@ def undamped(
     Raises:
         UnlearnRefusedError: If sums do not say what is asked.
     """
-    clients = ledger.clients()
     asked = frozenset(update.client for update in removal.asked)
-    stayers = frozenset(
-        name
-        for name, entry in clients.items()
-        if entry.state == "active" and name not in asked
-    )
     if ledger.settings.history == "sums":
         return _from_sums(ledger, removal, rounds, asked)
-    classes = age_classes(len(rounds))
-    members = np.equal.outer(np.arange(len(AGE_CLASSES) + 1), classes)
-    traced = trace(ledger, removal, members.astype(np.float64))
-    cleaned = cleaned_steps(ledger, removal, rounds)
-    staying = {
-        step.index: [u for u in ledger.updates_in(step.index) if u.client in stayers]
-        for step in cleaned
-    }
-    squares = [
-        _no_longer(_squared_step(ledger, step, round_, traced), staying[step.index])
-        for step, round_ in zip(cleaned, rounds, strict=True)
-    ]
+    marks, ages, gamma_norms, step_norms = _marks(ledger, removal, len(rounds))
+    stay = _Staying.of(ledger, removal, rounds)
+    gone = asked | {u.client for own in removal.earlier.values() for u in own}
+    drawn = draw(ledger, gone, stay.num_kept, num_updates)
+    own = [rounds[index] for index in drawn.updates]
+    squares = _squared_steps(ledger, removal, rounds, step_norms, drawn)
+    squares[stay.left == 0] = 0.0
     return Undamped(
-        traced.sums,
-        tuple(ages_of(np.array(traced.gamma_norms), own) for own in members),
-        traced.gamma_norms,
-        drawn_deviations(ledger, cleaned, staying, num_updates),
-        scale_of(rounds, [step.left for step in cleaned], squares),
+        marks,
+        ages,
+        gamma_norms,
+        drawn_deviations(ledger, cleaned_steps(removal, own), drawn),
+        scale_of(rounds, stay.left, no_longer(squares, drawn.longest)),
         *_unknown(rounds),
+        ledger.settings.layout.size,
     )
+
+
+def _marks(
+    ledger: Ledger, removal: Leaving, num_rounds: int
+) -> tuple[Columns, tuple[Ages, ...], Array, Array]:
+    """Return the marks, their ages, and the lengths of the gammas and cleaned steps."""
+    touched = np.zeros(num_rounds, bool)
+    touched[[round_.index for round_ in removal.rounds]] = True
+    classes = np.where(touched, age_classes(num_rounds), -1)
+    present = np.unique(classes[touched])
+    members = np.equal.outer(present, classes)
+    marks: Columns
+    if 4 * len(present) * ledger.settings.layout.size <= _HELD_BYTES:
+        traced = trace(ledger, removal, members.astype(np.float64))
+        marks = HeldMarks(traced.sums)
+        gammas, steps = traced.gamma_norms, traced.step_norms
+    else:
+        terms = GammaTerms.of(removal.rounds, removal.asked, removal.earlier)
+        marks = StackedMarks.of(ledger, terms, members)
+        gammas, steps = lengths_alone(ledger, terms, num_rounds)
+    return marks, tuple(ages_of(gammas, own) for own in members), gammas, steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Staying:
+    """Who stays in each round, in numbers.
+
+    Attributes:
+        left: Share that stays; 0 if nobody does.
+        num_kept: Kept updates of the clients that stay.
+    """
+
+    left: Array
+    num_kept: Array
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
+    ) -> _Staying:
+        count = len(rounds)
+        before = [u for own in removal.earlier.values() for u in own]
+        gone = [*removal.asked, *before]
+        index = np.array([u.round for u in gone], np.int64)
+        shares = np.bincount(index, [u.share for u in gone], count)
+        kept = np.bincount(index, [u.kept for u in gone], count).astype(np.int64)
+        there = np.array([r.num_updates for r in rounds], np.int64)
+        removed = np.array([r.removed_share for r in rounds])
+        nobody = there == np.bincount(index, minlength=count)
+        # A ledger that does not count what it keeps has to look at every participant.
+        stored = [
+            sum(u.kept for u in ledger.updates_in(r.index))
+            if r.num_kept is None
+            else r.num_kept
+            for r in rounds
+        ]
+        return cls(
+            np.where(nobody, 0.0, 1 - removed - shares),
+            np.array(stored, np.int64) - kept,
+        )
+
+
+def _squared_steps(
+    ledger: Ledger,
+    removal: Leaving,
+    rounds: Sequence[RoundEntry],
+    step_norms: Array,
+    drawn: Drawn,
+) -> Array:
+    """Return the squared length of each round's step without everybody who left.
+
+    NaN where only the vectors of a round that was not drawn would tell it.
+
+    Args:
+        ledger: The history.
+        removal: Who leaves which round.
+        rounds: All rounds.
+        step_norms: The lengths, of rounds in which somebody of the request took part.
+        drawn: The draw.
+    """
+    squares: Array = np.square([round_.step_norm for round_ in rounds])
+    known = ~np.isnan(step_norms)
+    squares[known] = np.square(step_norms[known])
+    only_before = [i for i in sorted(removal.earlier) if not known[i]]
+    terms = GammaTerms.of([rounds[i] for i in only_before], (), removal.earlier)
+    lengths = terms.lengths([np.nan] * len(terms.unknown))
+    squares[terms.indices] = np.square(lengths[1])
+    untold = [i for i in only_before if np.isnan(squares[i]) and i in drawn.updates]
+    terms = GammaTerms.of([rounds[i] for i in untold], (), removal.earlier)
+    lengths = np.full((2, len(untold)), np.nan)
+    fill_untold(ledger, terms, lengths)
+    squares[terms.indices] = np.square(lengths[1])
+    return squares
 
 
 def age_classes(num_rounds: int) -> Array:
@@ -166,39 +269,37 @@ def _ages(num_rounds: int) -> Array:
     return np.arange(num_rounds)[::-1] / max(1, num_rounds)
 
 
-def _no_longer(square: float, staying: Sequence[UpdateEntry]) -> float:
-    """Return the squared length of a step, as long as its updates may count."""
-    return min(square, longest_that_counts(staying) ** 2)
+def no_longer(squares: Array, longest: Mapping[int, float]) -> Array:
+    """Return squared lengths of steps, none longer than an update may be.
+
+    How long that is comes from the nearest round that was drawn.
+
+    >>> no_longer(np.array([9.0, 9.0, 9.0, 9.0]), {0: 1.0, 3: 2.0})
+    array([1., 1., 4., 4.])
+    """
+    if not longest:
+        return squares
+    drawn = np.array(sorted(longest))
+    caps = np.square([longest[index] for index in drawn.tolist()])
+    middles = (drawn[:-1] + drawn[1:]) / 2
+    nearest = np.searchsorted(middles, np.arange(len(squares)))
+    found: Array = np.where(squares > caps[nearest], caps[nearest], squares)
+    return found
 
 
-def scale_of(
-    rounds: Sequence[RoundEntry], left: Sequence[float], squares: Sequence[float]
-) -> float:
+def scale_of(rounds: Sequence[RoundEntry], left: Array, squares: Array) -> float:
     """Return sqrt(T b) / g: how a variance becomes a strength of pulling back.
 
     Args:
         rounds: All rounds.
         left: Share of each round that stays.
-        squares: Squared length of each round's step without everybody who left.
+        squares: Squared length of each round's step without everybody who left; NaN
+            where it is not known.
     """
     pull = math.fsum(UNKNOWN_PULL if r.local is None else r.local.pull for r in rounds)
-    known = [(a, b) for a, b in zip(left, squares, strict=True) if not math.isnan(b)]
-    weighed = math.fsum(a * b for a, b in known)
-    mean = weighed / (math.fsum(a for a, _ in known) or 1.0)
+    known = ~np.isnan(squares)
+    mean = math.fsum(left[known] * squares[known]) / (math.fsum(left[known]) or 1.0)
     return math.sqrt(pull / mean) if mean > 0 else math.inf
-
-
-def _squared_step(
-    ledger: Ledger, step: CleanedStep, round_: RoundEntry, traced: Traced
-) -> float:
-    """Return the squared length of a round's step without everybody who left."""
-    if step.left == 0:
-        return 0.0
-    if step.index in traced.step_norms:
-        return traced.step_norms[step.index] ** 2
-    if len(step.refs) == 1:
-        return (step.factors[0] * round_.step_norm) ** 2
-    return norm(ledger.combine(step.refs, [step.factors]).sums[0]) ** 2
 
 
 def _unknown(rounds: Sequence[RoundEntry]) -> tuple[int, tuple[str, ...]]:
@@ -220,54 +321,55 @@ def _from_sums(
     asked: frozenset[ClientId],
 ) -> Undamped:
     here = participation(ledger)
-    earlier = frozenset(
-        name for name, entry in ledger.clients().items() if entry.state == "forgotten"
-    )
+    clients = ledger.clients()
+    earlier = frozenset(n for n, entry in clients.items() if entry.state == "forgotten")
     gone = asked | earlier
     after, before = joint_factors(here, gone), joint_factors(here, earlier)
     removed = np.zeros(ledger.settings.layout.size, np.float32)
-    off = 0.0
+    off = earlier_off = 0.0
     for name in sorted(gone):
         again = before.get(name, Factor(0.0, 0.0))
         factor = after[name].value - again.value
         if factor or after[name].off or again.off:
-            removed += np.float32(factor) * ledger.own_difference(name)
+            own = ledger.own_difference(name)
+            removed += np.float32(factor) * own
+            earlier_off += abs(factor) * clients[name].difference_off
         off += after[name].off + again.off
+    length = norm(removed) or 1.0
     left = [(1 - r.removed_share) * (1 - here.share_of(gone, r.index)) for r in rounds]
-    squares = [
-        _no_longer(
-            here.step_square(gone, index),
-            [place.update for name, place in places.items() if name not in gone],
+    squares = [here.step_square(gone, index) for index in sorted(here.places)]
+    longest = {
+        index: longest_that_counts(
+            [place.update for name, place in places.items() if name not in gone]
         )
-        for index, places in sorted(here.places.items())
-    ]
+        for index, places in here.places.items()
+    }
     unknown, notes = _unknown(rounds)
-    reach = tuple(here.reach_of(asked, r.index) if asked else 0.0 for r in rounds)
+    reach = [here.reach_of(asked, r.index) if asked else 0.0 for r in rounds]
     return Undamped(
-        removed[None],
+        HeldMarks(removed[None]),
         (ages_of(np.array(reach)),),
-        reach,
+        np.array(reach),
         paired_deviations(ledger, here, gone),
-        scale_of(rounds, left, squares),
+        scale_of(rounds, np.array(left), no_longer(np.array(squares), longest)),
         unknown,
-        (*notes, *_how_far_off(ledger, off / (norm(removed) or 1.0))),
+        (*notes, *_how_far_off(off / length, earlier_off / length)),
+        len(removed),
     )
 
 
-def _how_far_off(ledger: Ledger, off: float) -> tuple[str, ...]:
+def _how_far_off(off: float, earlier: float) -> tuple[str, ...]:
     """Return how far off the difference may be, by this request and by earlier ones."""
-    erased = [event.details.get("sums_off") for event in ledger.events()]
-    worst = math.fsum(part for part in erased if isinstance(part, float))
     # Written such that NaN is refused, too.
-    if not off + worst <= _TOO_FAR:
+    if not off + earlier <= _TOO_FAR:
         raise UnlearnRefusedError(
             "shares vary from round to round and this ledger has sums only: with who "
-            f"left before, what it would remove may be off by {off + worst:.0%}; "
+            f"left before, what it would remove may be off by {off + earlier:.0%}; "
             "forget fewer clients at once, or retrain without them"
         )
     return (
         *_say("what is removed", off),
-        *_say("a client's sum, after those erased from it,", worst),
+        *_say("a client's sum, after those erased from it,", earlier),
     )
 
 
