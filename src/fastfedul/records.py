@@ -291,6 +291,8 @@ class ForgetRequest:
         decided: When it stopped waiting.
         answer: Why it was refused.
         event: Number of the entry of the log that says how it was applied.
+        method: Name of the method that was asked for; None for the operator's choice.
+        settings: Settings of that method, as JSON values.
     """
 
     number: int
@@ -301,6 +303,8 @@ class ForgetRequest:
     decided: str | None
     answer: str | None
     event: int | None
+    method: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,3 +335,15 @@ def _as_doubles(value: Any) -> Any:
     if isinstance(value, list):
         return [_as_doubles(inner) for inner in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def test_a_request_names_the_papers_damping(ledger: Path) -> None:
+    asked = run_json("request", "add", ledger, "ann", "--damping", 0.07)
+    assert (asked["method"], asked["settings"]) == ("fast-fedul", {"damping": 0.07})
+    [done] = run_json("request", "apply", ledger)["requests"]
+    assert done["state"] == "applied"
+    with LedgerReader(ledger) as reader:
+        [event] = reader.events()
+    assert "scalar" in str(event.details["settings"])
+    said = one_line(run("request", "add", ledger, "bob", "--method", "x:y", code=1))
+    assert "fastfedul methods" in said

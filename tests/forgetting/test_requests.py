@@ -338,3 +338,41 @@ def test_a_skew_that_does_not_fit_uses_up_no_request(tmp_path: Path) -> None:
             )
 
         assert [request.state for request in ledger.requests()] == ["waiting"]
+
+
+def test_a_request_may_ask_for_its_method(path: Path) -> None:
+    asked = add_request(path, "b", method="fast-fedul", settings={"damping": 0.07})
+    assert (asked.method, asked.settings) == ("fast-fedul", {"damping": 0.07})
+    add_request(path, "c")
+    with DiskLedger(path) as ledger:
+        expected = FastFedUL(skew=Scalar(0.07))(
+            UnlearnRequest(ledger, frozenset({"b"}))
+        )
+        first, second = apply_requests(ledger, method=FastFedUL(skew=NoSkew()), key=KEY)
+        details = [entry.details for entry in ledger.events()]
+    assert first.forgetting is not None
+    assert second.forgetting is not None
+    np.testing.assert_allclose(
+        first.forgetting.model.params.flat, expected.params.flat, atol=1e-6
+    )
+    assert details[0]["settings"] == {**FastFedUL(skew=Scalar(0.07)).settings()}
+    assert details[1]["settings"] == {**FastFedUL(skew=NoSkew()).settings()}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("os.path:join", None, "installed method"),
+        ("nothing", None, "installed method"),
+        ("federaser", None, "help of clients"),
+        ("fast-fedul", {"colour": 1}, "no such setting"),
+        (None, {"damping": 0.1}, "name of their method"),
+    ],
+)
+def test_a_request_cannot_ask_for_every_method(
+    path: Path, method: str | None, settings: dict[str, object] | None, said: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        add_request(path, "b", method=method, settings=settings)
+    with LedgerReader(path) as ledger:
+        assert ledger.requests() == ()

@@ -18,6 +18,7 @@ from fastfedul.cli.method_options import (
     SettingTexts,
     SkewName,
     chosen_method,
+    method_choice,
 )
 from fastfedul.cli.output import (
     JsonFlag,
@@ -40,6 +41,7 @@ from fastfedul.forgetting.requests import (
     add_request,
     apply_requests,
     cancel_request,
+    method_for,
 )
 from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
@@ -49,6 +51,18 @@ from fastfedul.records import ForgetRequest
 app = typer.Typer(no_args_is_help=True)
 
 RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
+
+RequestedMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="Installed method that shall forget the client. [default: the choice of "
+        "whoever applies the request]",
+        metavar="METHOD",
+        show_default=False,
+        rich_help_panel="Method",
+    ),
+]
 
 UNSIGNED = (
     "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
@@ -67,17 +81,27 @@ def add(
             "write no personal data."
         ),
     ] = None,
+    method_name: RequestedMethod = None,
+    skew: SkewName = None,
+    damping: DampingNumber = None,
+    minimum_coverage: MinimumCoverage = None,
+    set_: SettingTexts = None,
     json: JsonFlag = False,
 ) -> None:
     """File the request to forget a client.
 
     A training that runs applies it before its next round; so does the next
     **train --resume**. Without training, **fastfedul request apply RUN** does.
+    Without options of the method, they decide how.
 
     Example: `fastfedul request add my-run client-3 --reason "consent withdrawn"`
     """
+    options = (skew, damping, minimum_coverage, set_ or ())
+    method, settings = None, None
+    if method_name is not None or any(option not in (None, ()) for option in options):
+        method, settings = method_choice(method_name or USUAL_METHOD, *options)
     with err().status("waiting for the ledger"):
-        request = add_request(run, client, reason)
+        request = add_request(run, client, reason, method=method, settings=settings)
     if json:
         print_json(facts_of(request))
         return
@@ -215,12 +239,11 @@ def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> Non
     rows = []
     with LedgerReader(run) as ledger, _helpers(run, method) as federation:
         judge.open(ledger, run)
-        for request in ledger.requests():
-            if request.state != "waiting":
-                continue
+        for request in ledger.waiting():
             row: dict[str, Any] = {"request": request.number, "client": request.client}
             try:
-                found = preview(ledger, [request.client], method, federation=federation)
+                own = method_for(request, method)
+                found = preview(ledger, [request.client], own, federation=federation)
                 judge(ledger.final, found.model)
                 row |= {
                     "state": "would be applied",
@@ -261,6 +284,8 @@ def facts_of(request: ForgetRequest, certificate: Path | None = None) -> dict[st
         "decided": request.decided,
         "answer": request.answer,
         "certificate": None if certificate is None else str(certificate),
+        "method": request.method,
+        "settings": dict(request.settings),
     }
 
 

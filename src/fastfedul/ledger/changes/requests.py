@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
@@ -14,7 +15,11 @@ LONGEST_REASON = 10_000
 
 
 def add_request(
-    path: Path | str, client: ClientId, reason: str | None = None
+    path: Path | str,
+    client: ClientId,
+    reason: str | None = None,
+    method: str | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> ForgetRequest:
     """File the request to forget a client; when this returns, it survives power loss.
 
@@ -25,6 +30,8 @@ def add_request(
         client: Who is to be forgotten.
         reason: Why, in the words of whoever asks. It stays in the ledger and in the
             certificate for good.
+        method: Name of the method to use; None for the operator's choice.
+        settings: Settings of that method, as JSON values.
 
     Raises:
         UnknownClientError: If the ledger has never seen the client.
@@ -41,7 +48,7 @@ def add_request(
                 f"client {client!r:.80} is {row.state} already; there is nothing more "
                 "to ask"
             )
-        return put_request(ledger.index, row, reason or None)
+        return put_request(ledger.index, row, reason or None, method, settings)
 
 
 def cancel_request(path: Path | str, number: int) -> ForgetRequest:

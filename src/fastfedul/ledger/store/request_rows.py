@@ -8,7 +8,7 @@ rounds: each such change is one short transaction, which touches `requests` and
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, RequestClosedError
@@ -64,7 +64,13 @@ def waiting_requests(index: Index) -> tuple[ForgetRequest, ...]:
     return _with_names(index, rows)
 
 
-def put_request(index: Index, client: ClientRow, reason: str | None) -> ForgetRequest:
+def put_request(
+    index: Index,
+    client: ClientRow,
+    reason: str | None,
+    method: str | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> ForgetRequest:
     """File a request for a client that the ledger knows, inside `writing()`."""
     for request in waiting_requests(index):
         if request.client == client.name:
@@ -74,7 +80,18 @@ def put_request(index: Index, client: ClientRow, reason: str | None) -> ForgetRe
             )
     head = index.one(RequestHeadRow, id=1)
     number = head.num_requests + 1
-    row = RequestRow(number, client.id, now(), reason, "waiting", None, None, None)
+    row = RequestRow(
+        id=number,
+        client=client.id,
+        asked=now(),
+        reason=reason,
+        state="waiting",
+        decided=None,
+        answer=None,
+        event=None,
+        method=method,
+        settings=json.dumps(settings, sort_keys=True) if settings else None,
+    )
     index.add(row)
     index.replace(RequestHeadRow(1, number, head.num_waiting + 1))
     return _request(row, client.name)
@@ -126,8 +143,18 @@ def _with_names(index: Index, rows: Iterable[RequestRow]) -> tuple[ForgetRequest
 
 
 def _request(row: RequestRow, name: ClientId) -> ForgetRequest:
-    number, _, *rest = values_of(row)
-    return ForgetRequest(number, name, *rest)  # type: ignore[arg-type]
+    return ForgetRequest(
+        number=row.id,
+        client=name,
+        asked=row.asked,
+        reason=row.reason,
+        state=row.state,
+        decided=row.decided,
+        answer=row.answer,
+        event=row.event,
+        method=row.method,
+        settings=json.loads(row.settings) if row.settings else {},
+    )
 
 
 def _lost(index: Index) -> LedgerDamagedError:

@@ -212,6 +212,8 @@ class RequestRow(Row):
     decided: str | None
     answer: str | None
     event: int | None
+    method: str | None
+    settings: str | None
 
 
 @dataclass(frozen=True, slots=True)
