@@ -92,7 +92,6 @@ def test_a_vector_that_no_row_refers_to_counts_no_more(
     assert dead >= num_bytes
 
 
-@pytest.mark.xfail(reason="verify does not read these headers", strict=True)
 @BOTH_KINDS
 def test_a_changed_header_of_sums_pairs_and_adjustments_is_found(
     damaged: Path, truth: dict[str, object]
