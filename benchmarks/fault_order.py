@@ -140,7 +140,7 @@ def out_of_order(calls: Sequence[Call], path: Path) -> Iterator[str]:
         yield "the removal of the journal is not synced"
         return
     for call in calls:
-        if call.name == "unlink" and not call.touches(journal):
+        if call.name == "unlink" and call.paths[0].startswith(f"{arrays}/"):
             if call.start < committed.end:
                 yield "an array file is removed before the commit"
             if not first(syncs(calls, arrays), after=call.end):
