@@ -174,7 +174,7 @@ def inspect_append(
 def condition(ledger: DiskLedger) -> Iterator[str]:
     """Yield what is wrong with the files after the ledger was opened for writing."""
     names = {entry.name for entry in os.scandir(ledger.path)}
-    strange = names - {"arrays", "index.sqlite", "lock", JOURNAL}
+    strange = names - {"arrays", "certificates", "index.sqlite", "lock", JOURNAL}
     if strange:
         yield f"{sorted(strange)} were left behind"
     if JOURNAL in names and (ledger.path / JOURNAL).read_bytes()[:1] > b"\0":

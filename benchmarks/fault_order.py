@@ -176,9 +176,9 @@ def written(calls: Iterable[Call], arrays: str) -> dict[str, list[Call]]:
     """Return the calls that write to each array file."""
     found: dict[str, list[Call]] = {}
     for call in calls:
-        if call.name in ("write", "pwrite64") and call.paths:
-            if call.paths[0].startswith(f"{arrays}/"):
-                found.setdefault(call.paths[0], []).append(call)
+        writes = call.name in ("write", "pwrite64")
+        if writes and "".join(call.paths[:1]).startswith(f"{arrays}/"):
+            found.setdefault(call.paths[0], []).append(call)
     return found
 
 

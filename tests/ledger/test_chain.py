@@ -151,8 +151,9 @@ def test_memory_and_disk_agree_after_everything(tmp_path: Path) -> None:
                 own, same = getattr(one, mean), getattr(other, mean)
                 assert (own is None) == (same is None)
                 assert own is None or own == pytest.approx(same, rel=1e-12)
-            means = {"mean_share": one.mean_share, "mean_norm": one.mean_norm}
-            assert one == replace(other, **means)
+            assert one == replace(
+                other, mean_share=one.mean_share, mean_norm=one.mean_norm
+            )
         close_to(memory.final.params.flat, disk.final.params.flat)
         for one_model, other_model in zip(models(memory), models(disk), strict=True):
             close_to(one_model.flat, other_model.flat)

@@ -22,7 +22,6 @@ from fastfedul import (
 )
 from fastfedul.cli.ledger import clients as show_clients
 from fastfedul.cli.ledger import info as show_info
-from fastfedul.ledger.store import index as index_module
 from fastfedul.records import History, Round
 from tests.support import shrinking
 from tests.support.disk_ledgers import LAYOUT, initial_model, round_of, vector
@@ -54,12 +53,12 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     connect = sqlite3.connect
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         connection.set_trace_callback(found.append)
         return connection
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_module.sqlite3, "connect", traced)
+        patch.setattr(sqlite3, "connect", traced)
         yield found
 
 

@@ -83,14 +83,14 @@ def test_what_is_written_comes_back(
             columns = {n: getattr(other, n) for n in names(row)} | key
             index.replace(row(**columns))
             assert index.rows(row) == [row(**columns)]
-            raise _Undone
-    except _Undone:
+            raise _UndoneError
+    except _UndoneError:
         pass
     with index.reading():
         assert index.rows(row) == []
 
 
-class _Undone(Exception):
+class _UndoneError(Exception):
     """Rolls an example back."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -222,7 +221,7 @@ def test_the_index_knows_how_many_bytes_count(path: Path) -> None:
     with LedgerReader(path) as reader, reader.snapshot():
         rows = reader.index.rows(FileRow)
         head = reader.head
-    sizes = {file.name: os.stat(file).st_size for file in files_of(path)}
+    sizes = {file.name: file.stat().st_size for file in files_of(path)}
     assert sizes == {f"{row.file:08d}.safetensors": row.num_bytes for row in rows}
     assert head.array_bytes == sum(sizes.values())
     vectors = sum(b - a for spans in live_vectors(path).values() for a, b in spans)

@@ -82,9 +82,9 @@ def test_totals_agree_after_every_append(tmp_path: Path) -> None:
         entries = ledger.clients()
     assert any(0 < e.num_kept < e.num_updates for e in entries.values())
     assert len({e.mean_share for e in entries.values()}) > 1
-    index = sqlite3.connect(tmp_path / "ledger" / "index.sqlite")
-    [(num_unknown,)] = index.execute("SELECT count(*) FROM updates WHERE norm IS NULL")
-    index.close()
+    rows = sqlite3.connect(tmp_path / "ledger" / "index.sqlite")
+    [(num_unknown,)] = rows.execute("SELECT count(*) FROM updates WHERE norm IS NULL")
+    rows.close()
     assert num_unknown
 
 
@@ -148,11 +148,11 @@ def test_a_wrong_total_is_found(column: str, history: History, tmp_path: Path) -
     with DiskLedger.create(path, initial_model(), history=history) as ledger:
         for index in range(4):
             ledger.append(round_of(index))
-    index = sqlite3.connect(path / "index.sqlite")
-    index.execute(f"UPDATE clients SET {column} = {column} + 1 WHERE name = 'c'")
-    resign(index, "clients")
-    index.commit()
-    index.close()
+    rows = sqlite3.connect(path / "index.sqlite")
+    rows.execute(f"UPDATE clients SET {column} = {column} + 1 WHERE name = 'c'")
+    resign(rows, "clients")
+    rows.commit()
+    rows.close()
     assert problems_of(path) == ("client 'c' has totals that its rounds do not have",)
 
 

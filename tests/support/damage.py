@@ -25,7 +25,7 @@ from fastfedul.ledger.store import codec
 from fastfedul.ledger.store.arrays import PAGE, Stored, file_name
 from fastfedul.ledger.store.schema import ROWS, Row, digest_of, key_names, names
 from fastfedul.params import Layout
-from fastfedul.records import History, VectorRef
+from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.disk_ledgers import (
     CLIENTS,
     answer,
@@ -34,14 +34,13 @@ from tests.support.disk_ledgers import (
     round_of,
 )
 
-
 ROW_OF: dict[str, type[Row]] = {row.table: row for row in ROWS}
 """Kinds of rows by the name of their table."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A stored vector: its file, and where its first byte and the byte behind it are."""
+    """A stored vector: its file, its first byte there, and the byte behind it."""
 
     file: Path
     start: int
@@ -122,13 +121,14 @@ def live_vectors(path: Path) -> dict[Path, list[tuple[int, int]]]:
     )
     size = Layout.from_json(layout).size
     found: dict[Path, list[tuple[int, int]]] = {}
-    for sql, stored_as in (
+    queries: tuple[tuple[str, StorageDtype], ...] = (
         ("SELECT file, step FROM rounds", step_dtype),
         ("SELECT file, array FROM updates JOIN rounds USING (round)", dtype),
         ("SELECT file, difference FROM clients", "float32"),
         ("SELECT file, array FROM pairs", dtype),
         ("SELECT file, array FROM adjustments", "float32"),
-    ):
+    )
+    for sql, stored_as in queries:
         for number, column in index.execute(sql):
             if column is not None:
                 start = Stored.unpacked(column).offset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def files_by_round(path: Path) -> dict[int, str]:
 def states(path: Path) -> dict[str, tuple[int, int, bytes]]:
     """Inode, time of the last change and content of every array file."""
     return {
-        file.name: (os.stat(file).st_ino, os.stat(file).st_mtime_ns, file.read_bytes())
+        file.name: (file.stat().st_ino, file.stat().st_mtime_ns, file.read_bytes())
         for file in (path / "arrays").iterdir()
     }
 
