@@ -307,7 +307,7 @@ def dead_bytes(path: Path) -> dict[str, tuple[range, ...]]:
     connection = sqlite3.connect(path / "index.sqlite")
     rows = connection.execute(
         "SELECT file, step FROM rounds UNION ALL "
-        "SELECT file, array FROM updates JOIN rounds USING (round) UNION ALL "
+        "SELECT file, array FROM updates UNION ALL "
         "SELECT file, difference FROM clients UNION ALL "
         "SELECT file, array FROM pairs UNION ALL SELECT file, array FROM adjustments"
     ).fetchall()

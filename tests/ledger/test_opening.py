@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
-from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.params import Layout
-from fastfedul.records import VectorRef
 from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign
 from tests.support.disk_ledgers import (
     answer,
@@ -79,12 +77,9 @@ def test_a_missing_file_is_named_by_round_and_client(tmp_path: Path) -> None:
         assert answer(reader, "a")
         with pytest.raises(LedgerDamagedError) as caught:
             answer(reader, "c")
-        assert_one_line(caught, "round 1", "missing")
-        with pytest.raises(LedgerDamagedError) as caught:
-            stored_vector(reader, VectorRef(1, "c"))
         assert_one_line(caught, "round 1", "'c'", "missing")
         [problem] = verify(reader).problems
-    assert f"round 1, step: the file {places[1].file.name} is missing" in problem
+    assert f"round 1, client 'b': the file {places[1].file.name} is missing" in problem
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ import subprocess
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerReader, verify
 from fastfedul.ledger.store import transaction
 from fastfedul.ledger.store.arrays import PAGE
 from fastfedul.ledger.store.schema import FileRow
-from fastfedul.params import Layout
 from fastfedul.records import History
 from tests.support.damage import NOT_OF_SUMS, READINGS, images_of, live_vectors
 from tests.support.disk_ledgers import initial_model, round_of, snapshot_of
@@ -63,20 +61,6 @@ def test_rounds_share_a_file_until_it_is_full(
     assert images == [16, 16, 16, 2]
     assert all(file.stat().st_size <= 16 * PAGE for file in files)
     assert len(files_of(path)) == len(files) + 2
-
-
-def test_a_round_of_a_large_model_is_a_file(tmp_path: Path) -> None:
-    layout = Layout.of({"w": np.zeros(300_000)})
-    path = tmp_path / "ledger"
-    with DiskLedger.create(path, initial_model(layout)) as ledger:
-        for index in range(3):
-            ledger.append(round_of(index, layout=layout))
-    files = live_vectors(path)
-    assert len(files) == 3
-    assert all(file.stat().st_size > transaction.SHARED_BYTES for file in files)
-    for file in files:
-        [image] = images_of(file.read_bytes())
-        assert image.stop == file.stat().st_size
 
 
 def test_a_ledger_that_is_opened_for_every_round_shares_its_files_too(

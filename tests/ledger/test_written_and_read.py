@@ -98,8 +98,8 @@ def test_the_safetensors_library_reads_the_same_values(
     np.testing.assert_array_equal(model["seen"], np.arange(3))
     index = sqlite3.connect(tmp_path / "ledger" / "index.sqlite")
     found = index.execute(
-        "SELECT clients.name, clients.id, rounds.file FROM updates "
-        "JOIN clients ON clients.id = updates.client JOIN rounds USING (round)"
+        "SELECT clients.name, clients.id, updates.file FROM updates "
+        "JOIN clients ON clients.id = updates.client"
     ).fetchall()
     index.close()
     assert len(found) == len(CLIENTS)

@@ -84,10 +84,8 @@ def array_of(path: Path, *, round_: int, client: str) -> Place:
     """Where an update lies."""
     return place_of(
         path,
-        "SELECT rounds.file, updates.array FROM updates "
-        "JOIN clients ON clients.id = updates.client "
-        "JOIN rounds ON rounds.round = updates.round "
-        "WHERE updates.round = ? AND name = ?",
+        "SELECT updates.file, updates.array FROM updates "
+        "JOIN clients ON clients.id = updates.client WHERE round = ? AND name = ?",
         round_,
         client,
     )
@@ -123,7 +121,7 @@ def live_vectors(path: Path) -> dict[Path, list[tuple[int, int]]]:
     found: dict[Path, list[tuple[int, int]]] = {}
     queries: tuple[tuple[str, StorageDtype], ...] = (
         ("SELECT file, step FROM rounds", step_dtype),
-        ("SELECT file, array FROM updates JOIN rounds USING (round)", dtype),
+        ("SELECT file, array FROM updates", dtype),
         ("SELECT file, difference FROM clients", "float32"),
         ("SELECT file, array FROM pairs", dtype),
         ("SELECT file, array FROM adjustments", "float32"),
