@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -34,12 +35,14 @@ from fastfedul import (
     read_round,
     verify,
 )
-from fastfedul.ledger.store.schema import COLUMNS
-from fastfedul.records import StorageDtype
+from fastfedul.ledger.protocol import vector
+from fastfedul.ledger.store.schema import ROWS
+from fastfedul.records import History, StorageDtype, VectorRef
 from fastfedul.rng import stream
 
 FLIP_SIZE = 70_000  # A little more than one block of checksummed values.
 FLIP_ROUNDS = 10
+TABLES = tuple(row.table for row in ROWS)
 
 
 @dataclass(slots=True)
@@ -117,26 +120,52 @@ def round_bytes(ledger: LedgerReader, index: int) -> object:
     return round_.step.flat.tobytes(), updates, repr(ledger.rounds()[index])
 
 
-QUESTIONS: dict[str, Callable[[LedgerReader], object]] = {
+def pairs_bytes(ledger: LedgerReader) -> object:
+    """Return every kept difference of two clients, to be compared bit by bit."""
+    return [
+        (repr(pair), vector(ledger, ref).tobytes())
+        for pair in ledger.pairs()
+        for ref in [VectorRef(pair.round, pair.client, pair.other)]
+    ]
+
+
+COMMON: dict[str, Callable[[LedgerReader], object]] = {
     "forgetting": forgotten,
     "final model": lambda ledger: model_bytes(ledger.final),
     "initial model": lambda ledger: model_bytes(ledger.initial),
     "clients": lambda ledger: repr(ledger.clients()),
     "events": lambda ledger: repr(ledger.events()),
     "requests": lambda ledger: repr(ledger.requests()),
-    "adjustments": lambda ledger: [
-        (index, flat.tobytes()) for index, flat in ledger.adjustments().items()
-    ],
+    "rounds": lambda ledger: repr(ledger.rounds()),
+    "participants": lambda ledger: repr(
+        [ledger.updates_in(index) for index in range(FLIP_ROUNDS)]
+    ),
+    "participation": lambda ledger: repr(
+        [ledger.updates_of(client_name(number)) for number in range(NUM_CLIENTS)]
+    ),
+    "names": lambda ledger: repr(
+        [ledger.client(client_name(number)) for number in range(NUM_CLIENTS)]
+    ),
     **{
         f"sums of {client_name(number)}": partial(sums_bytes, number=number)
         for number in range(NUM_CLIENTS)
     },
-    **{
-        f"round {index}": partial(round_bytes, index=index)
-        for index in range(FLIP_ROUNDS)
-    },
 }
-"""What is asked of a damaged ledger; between them they read every file of it."""
+
+QUESTIONS: dict[History, dict[str, Callable[[LedgerReader], object]]] = {
+    "rounds": {
+        **COMMON,
+        "adjustments": lambda ledger: [
+            (index, flat.tobytes()) for index, flat in ledger.adjustments().items()
+        ],
+        **{
+            f"round {index}": partial(round_bytes, index=index)
+            for index in range(FLIP_ROUNDS)
+        },
+    },
+    "sums": {**COMMON, "pairs": pairs_bytes},
+}
+"""What is asked of a damaged ledger; between them they read every vector of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,35 +174,49 @@ class Victim:
 
     Attributes:
         path: Where it is.
+        history: What it keeps.
         pristine: Where a copy is.
         files: Its files, relative to the path.
         answers: The right answer to each question.
         values: Every value of the index.
+        dead: Bytes of array files that do not count any more, by file.
         pointers: Bytes of the index, each with a value that makes one entry of a page
             lead to where another one leads.
     """
 
     path: Path
+    history: History
     pristine: Path
     files: tuple[str, ...]
     answers: dict[str, object]
     values: object
+    dead: dict[str, tuple[range, ...]]
     pointers: tuple[tuple[int, int], ...]
 
     @classmethod
     def create(
-        cls, path: Path, seed: int, update_dtype: StorageDtype, step_dtype: StorageDtype
+        cls,
+        path: Path,
+        seed: int,
+        update_dtype: StorageDtype,
+        step_dtype: StorageDtype,
+        history: History,
     ) -> Victim:
-        """Build a ledger with an erased and a forgotten client, and rounds after it."""
+        """Build a ledger with an erased and a forgotten client, and rounds after it.
+
+        From sums nobody is forgotten: shares vary here, so that they would not tell
+        enough of a second client.
+        """
         names = [client_name(1), client_name(2)]
         with DiskLedger.create(
             path,
             initial(FLIP_SIZE),
             update_dtype=update_dtype,
             step_dtype=step_dtype,
+            history=history,
         ) as ledger:
             for index in range(FLIP_ROUNDS):
-                if index == FLIP_ROUNDS - 3:
+                if index == FLIP_ROUNDS - 3 and history == "rounds":
                     forget(ledger, names[:1], METHOD, erase=True)
                     forget(ledger, names[1:], METHOD, erase=False)
                 absent = frozenset(names if index >= FLIP_ROUNDS - 3 else ())
@@ -183,13 +226,16 @@ class Victim:
         shutil.copytree(path, pristine)
         files = [p for p in sorted(path.rglob("*")) if p.is_file()]
         with LedgerReader(path) as reader:
-            right = {name: question(reader) for name, question in QUESTIONS.items()}
+            questions = QUESTIONS[history]
+            right = {name: question(reader) for name, question in questions.items()}
         return cls(
             path,
+            history,
             pristine,
             tuple(str(file.relative_to(path)) for file in files),
             right,
             index_values(path / "index.sqlite"),
+            dead_bytes(path),
             tuple(pointer_flips((path / "index.sqlite").read_bytes())),
         )
 
@@ -253,11 +299,50 @@ def pointer_flips(content: bytes) -> Iterator[tuple[int, int]]:
                     yield changed[0]
 
 
+def dead_bytes(path: Path) -> dict[str, tuple[range, ...]]:
+    """Return the vectors in array files that no row refers to, by file.
+
+    An array file is one or more safetensors images, each at a multiple of 4,096 bytes.
+    """
+    connection = sqlite3.connect(path / "index.sqlite")
+    rows = connection.execute(
+        "SELECT file, step FROM rounds UNION ALL "
+        "SELECT file, array FROM updates UNION ALL "
+        "SELECT file, difference FROM clients UNION ALL "
+        "SELECT file, array FROM pairs UNION ALL SELECT file, array FROM adjustments"
+    ).fetchall()
+    models = connection.execute("SELECT file FROM head UNION SELECT file FROM ledger")
+    whole = {file for (file,) in models}
+    connection.close()
+    live = {
+        (file, int.from_bytes(column[:8], "little")) for file, column in rows if column
+    }
+    found: dict[str, tuple[range, ...]] = {}
+    for name in sorted((path / "arrays").iterdir()):
+        number, content, start = int(name.stem), name.read_bytes(), 0
+        dead = []
+        while start < len(content) and number not in whole:
+            data = start + 8 + int.from_bytes(content[start : start + 8], "little")
+            header = json.loads(content[start + 8 : data])
+            end = data
+            for tensor, entry in header.items():
+                begin, end = (data + at for at in entry["data_offsets"])
+                scales = header.get(f"{tensor}.scales", entry)
+                vector_at = data + scales["data_offsets"][0]
+                if tensor.endswith(".scales"):
+                    vector_at = begin
+                if (number, vector_at) not in live:
+                    dead.append(range(begin, end))
+            start = -(-end // 4096) * 4096
+        found[f"arrays/{name.name}"] = tuple(dead)
+    return found
+
+
 def index_values(path: Path) -> object:
     """Return every value that can be selected from an index; an error if it cannot."""
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)
     connection.text_factory = bytes
-    selects = [f"SELECT * FROM {table} NOT INDEXED" for table in COLUMNS]
+    selects = [f"SELECT * FROM {table} NOT INDEXED" for table in TABLES]
     selects.append("SELECT round, client FROM updates INDEXED BY updates_by_round")
     try:
         return [repr(connection.execute(select).fetchall()) for select in selects]
@@ -274,14 +359,17 @@ def flip_bytes(folder: Path, wanted: int, seed: int, display: Progress) -> Flips
         return tally
     rng = stream(seed, "flip")
     task = display.add_task("flipping bytes", total=wanted)
-    dtypes: list[tuple[StorageDtype, StorageDtype]] = [
-        ("float32", "float32"),
-        ("float16", "bfloat16"),
-        ("int8", "float32"),
+    kinds: list[tuple[StorageDtype, StorageDtype, History]] = [
+        ("float32", "float32", "rounds"),
+        ("float16", "bfloat16", "rounds"),
+        ("int8", "float32", "rounds"),
+        ("float16", "float32", "sums"),
     ]
     victims = [
-        Victim.create((folder / f"flip-{update}").resolve(), seed, update, step)
-        for update, step in dtypes
+        Victim.create(
+            (folder / f"flip-{update}-{history}").resolve(), seed, update, step, history
+        )
+        for update, step, history in kinds
     ]
     for number in range(wanted):
         victim = victims[number % len(victims)]
@@ -289,16 +377,29 @@ def flip_bytes(folder: Path, wanted: int, seed: int, display: Progress) -> Flips
         with (victim.path / file).open("r+b") as opened:
             opened.seek(at)
             opened.write(bytes([value]))
-        examine(victim, file, f"{victim.path.name}/{file}[{at}] = {value}", tally)
+        counts = not any(at in gone for gone in victim.dead.get(file, ()))
+        place = f"{victim.path.name}/{file}[{at}] = {value}"
+        examine(victim, file, place, tally, counts=counts)
         display.advance(task)
     return tally
 
 
-def examine(victim: Victim, file: str, place: str, tally: Flips) -> None:
-    """Ask a damaged ledger everything, verify it, open it for writing, restore it."""
+def examine(
+    victim: Victim, file: str, place: str, tally: Flips, *, counts: bool
+) -> None:
+    """Ask a damaged ledger everything, verify it, open it for writing, restore it.
+
+    Args:
+        victim: The ledger.
+        file: The damaged file.
+        place: What was changed, for an example.
+        tally: What became of all flips.
+        counts: Whether the byte is one that counts.
+    """
     verdict, detail = ask(victim)
-    must_report = file.startswith("arrays")
-    tally.of_arrays += must_report
+    of_arrays = file.startswith("arrays")
+    must_report = of_arrays and counts
+    tally.of_arrays += of_arrays
     if file == "index.sqlite":
         tally.of_index += 1
         must_report = index_values(victim.path / file) != victim.values
@@ -325,7 +426,7 @@ def ask(victim: Victim) -> tuple[str, str]:
     verdict, detail = "harmless", ""
     try:
         with LedgerReader(victim.path) as ledger:
-            for name, question in QUESTIONS.items():
+            for name, question in QUESTIONS[victim.history].items():
                 try:
                     if question(ledger) != victim.answers[name]:
                         return "silent", f"{name} wrong"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -175,7 +174,7 @@ def inspect_append(
 def condition(ledger: DiskLedger) -> Iterator[str]:
     """Yield what is wrong with the files after the ledger was opened for writing."""
     names = {entry.name for entry in os.scandir(ledger.path)}
-    strange = names - {"arrays", "index.sqlite", "lock", JOURNAL}
+    strange = names - {"arrays", "certificates", "index.sqlite", "lock", JOURNAL}
     if strange:
         yield f"{sorted(strange)} were left behind"
     if JOURNAL in names and (ledger.path / JOURNAL).read_bytes()[:1] > b"\0":
@@ -246,7 +245,7 @@ class State:
     num_updates: int
     num_events: int
     chain: bytes
-    files: frozenset[str]
+    files: frozenset[tuple[str, int]]
     model: bytes
 
     @classmethod
@@ -258,7 +257,10 @@ class State:
                 len(ledger.updates_of(TARGET)),
                 len(ledger.events()),
                 ledger.chain,
-                frozenset(entry.name for entry in os.scandir(path / "arrays")),
+                frozenset(
+                    (entry.name, entry.stat().st_size)
+                    for entry in os.scandir(path / "arrays")
+                ),
                 ledger.final.params.flat.tobytes(),
             )
 
@@ -278,7 +280,7 @@ def kill_erasures(folder: Path, wanted: int, seed: int, display: Progress) -> Ki
     shutil.copytree(template, path)
     said = run_worker(worker_command("erase", path, seed, 1))
     after, reach = State.of(path), 1.3 * said.seconds("done")
-    tally.problems += remains(template, after)
+    tally.problems += remains(template, path)
     while tally.kills < wanted and tally.outside <= 3 * wanted:
         shutil.rmtree(path)
         shutil.copytree(template, path)
@@ -295,21 +297,27 @@ def kill_erasures(folder: Path, wanted: int, seed: int, display: Progress) -> Ki
     return tally
 
 
-def remains(template: Path, after: State) -> Iterator[str]:
-    """Yield what an undisturbed erasure left of the client."""
-    with sqlite3.connect(template / "index.sqlite") as connection:
-        number = "(SELECT id FROM clients WHERE name = ?1)"
-        own = connection.execute(
-            f"SELECT array FROM updates WHERE client = {number} "
-            f"UNION SELECT difference FROM clients WHERE id = {number} "
-            "UNION SELECT step FROM rounds WHERE round IN "
-            f"(SELECT round FROM updates WHERE client = {number})",
-            (TARGET,),
-        ).fetchall()
-    connection.close()
-    names = {f"{array.hex()}.safetensors" for (array,) in own if array is not None}
-    if names & after.files or after.client != "erased" or after.num_updates:
-        yield "an undisturbed erasure left something of the client"
+def remains(template: Path, after: Path) -> Iterator[str]:
+    """Yield what an undisturbed erasure left of the client in the folder.
+
+    Args:
+        template: The ledger before it.
+        after: The ledger after it.
+    """
+    with LedgerReader(template) as ledger:
+        entries = ledger.updates_of(TARGET)
+        refs = [VectorRef(entry.round, TARGET) for entry in entries if entry.kept]
+        refs += [VectorRef(entry.round) for entry in entries]
+        own = [vector(ledger, ref).tobytes()[:64] for ref in refs]
+    with LedgerReader(after) as ledger:
+        if ledger.clients()[TARGET].state != "erased" or ledger.updates_of(TARGET):
+            yield "an undisturbed erasure did not take the client out of the index"
+    if not own:
+        yield "the client had sent nothing that could be left"
+    for file in sorted(p for p in after.rglob("*") if p.is_file()):
+        content = file.read_bytes()
+        if any(some in content for some in own):
+            yield f"an undisturbed erasure left something of the client in {file.name}"
 
 
 def inspect_erasure(

@@ -20,7 +20,9 @@ from benchmarks.fault_writer import (
 )
 from fastfedul import DiskLedger
 
-TRACED = "rename,renameat,renameat2,fsync,fdatasync,unlink,unlinkat,write,pwrite64"
+TRACED = "openat,fsync,fdatasync,unlink,unlinkat,write,pwrite64,ftruncate,truncate"
+TRACED += ",rename,renameat,renameat2"
+PAGE = 4096  # What is added to an array file begins at a multiple of this.
 
 
 @dataclass(slots=True)
@@ -61,8 +63,11 @@ def check_order(folder: Path, seed: int) -> str:
         operations = list(operations_of(read_trace(trace)))
         if len(operations) != rounds:
             problems.append(f"{len(operations)} operations traced, not {rounds}")
+        ends: dict[str, int] = {}
         for number, calls in enumerate(operations):
-            found = out_of_order(calls, path)
+            for_good = kind == "erase"
+            found = [*out_of_order(calls, path, for_good=for_good)]
+            found += overwritten(calls, path, ends)
             problems += [f"{kind} {number}: {problem}" for problem in found]
     shutil.rmtree(path)
     return "; ".join(problems) or "ok"
@@ -102,26 +107,35 @@ def operations_of(calls: Iterable[Call]) -> Iterator[list[Call]]:
             current.append(call)
 
 
-def out_of_order(calls: Sequence[Call], path: Path) -> Iterator[str]:
-    """Yield what one operation did too early or not at all."""
+def out_of_order(calls: Sequence[Call], path: Path, *, for_good: bool) -> Iterator[str]:
+    """Yield what one operation did too early or not at all.
+
+    Args:
+        calls: The operation.
+        path: The ledger.
+        for_good: Whether files that it removes must stay away after power loss.
+    """
     arrays, index = str(path / "arrays"), str(path / "index.sqlite")
     journal = str(path / JOURNAL)
-    renames = [c for c in calls if c.name.startswith("rename")]
-    for rename in renames:
-        yield from unsynced(calls, rename)
-    if not renames:
-        yield "no array file was put in its place"
+    created = [c for c in calls if c.name == "openat" and "O_CREAT" in c.text]
+    created = [c for c in created if c.paths[-1].startswith(f"{arrays}/")]
+    if not created:
+        yield "no array file was created, not even that of the model"
         return
-    in_place = max(rename.end for rename in renames)
-    folder = first(syncs(calls, arrays), after=in_place)
+    folder = first(syncs(calls, arrays), after=max(c.end for c in created))
     journal_syncs = syncs(calls, journal)
     index_syncs = syncs(calls, index)
     removal = first([c for c in calls if c.name == "unlink" and c.touches(journal)])
     if not (folder and journal_syncs and index_syncs and removal):
         yield "the folder, the journal or the index is not synced, or nothing committed"
         return
-    if min(c.start for c in (*journal_syncs, *index_syncs)) < folder.end:
+    before = min(c.start for c in (*journal_syncs, *index_syncs))
+    if before < folder.end:
         yield "the index is synced before the folder of the arrays"
+    for file, own in written(calls, arrays).items():
+        done = [c for c in syncs(calls, file) if c.start > max(w.end for w in own)]
+        if not done or done[0].end > before:
+            yield f"{Path(file).name} is not synced before the index"
     writes = [c for c in calls if c.name == "pwrite64" and c.touches(index)]
     if not writes or min(c.start for c in writes) < max(c.end for c in journal_syncs):
         yield "the index is written before its journal is synced"
@@ -134,23 +148,54 @@ def out_of_order(calls: Sequence[Call], path: Path) -> Iterator[str]:
         yield "the removal of the journal is not synced"
         return
     for call in calls:
-        if call.name == "unlink" and not call.touches(journal):
+        if call.name == "unlink" and call.paths[0].startswith(f"{arrays}/"):
             if call.start < committed.end:
                 yield "an array file is removed before the commit"
-            if not first(syncs(calls, arrays), after=call.end):
+            if for_good and not first(syncs(calls, arrays), after=call.end):
                 yield "the removal of an array file is not synced"
 
 
-def unsynced(calls: Sequence[Call], rename: Call) -> Iterator[str]:
-    """Yield whether a file is given its name before its content is on the disk."""
-    source = rename.paths[0]
-    done = [c for c in syncs(calls, source) if c.end < rename.start]
-    if not done:
-        yield f"{Path(source).name} is renamed before it is synced"
-        return
-    writes = [c for c in calls if c.name == "write" and c.touches(source)]
-    if not writes or max(c.end for c in writes) > done[-1].start:
-        yield f"{Path(source).name} is written after its sync"
+def overwritten(
+    calls: Sequence[Call], path: Path, ends: dict[str, int]
+) -> Iterator[str]:
+    """Yield whether one operation writes to a page that was committed before.
+
+    Args:
+        calls: The operation.
+        path: The ledger.
+        ends: Where each array file ended after the operation before; brought up to
+            date.
+    """
+    arrays = str(path / "arrays")
+    for file, own in written(calls, arrays).items():
+        spans = [span_of(c) for c in own if c.name == "pwrite64"]
+        if spans:
+            start = min(start for start, _ in spans)
+            if start % PAGE or start < ends.get(file, 0):
+                yield f"{Path(file).name} is written to where it was committed"
+            ends[file] = max(end for _, end in spans)
+    for call in calls:
+        changes = call.name.startswith("rename") or "truncate" in call.name
+        if changes and any(p.startswith(arrays) for p in call.paths):
+            yield f"an array file is changed by {call.name}"
+
+
+def written(calls: Iterable[Call], arrays: str) -> dict[str, list[Call]]:
+    """Return the calls that write to each array file."""
+    found: dict[str, list[Call]] = {}
+    for call in calls:
+        writes = call.name in ("write", "pwrite64")
+        if writes and "".join(call.paths[:1]).startswith(f"{arrays}/"):
+            found.setdefault(call.paths[0], []).append(call)
+    return found
+
+
+def span_of(call: Call) -> tuple[int, int]:
+    """Return the first byte that a `pwrite64` writes, and the byte behind the last."""
+    found = re.search(r", (\d+), (\d+)(?:\)| <unfinished)", call.text)
+    assert found, call.text
+    count, offset = map(int, found.groups())
+    return offset, offset + count
 
 
 def syncs(calls: Iterable[Call], path: str) -> list[Call]:

@@ -53,7 +53,7 @@ from fastfedul import (
     Scalar,
     UnlearnRequest,
 )
-from fastfedul.ledger.store.arrays import write_vector
+from fastfedul.ledger.store.arrays import ArrayWriter, new_part
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat
 from fastfedul.records import VectorRef
@@ -263,10 +263,11 @@ class Appends:
     def time(self, ledger: DiskLedger, round_: Round) -> None:
         """Append a round, then write as many bytes to a plain file."""
         arrays, plain = self.folder / "ledger" / "arrays", self.folder / "plain"
-        before = {entry.name for entry in os.scandir(arrays)}
+        before = sizes_in(arrays)
         append = seconds_of(lambda: ledger.append(round_))
-        new = [entry for entry in os.scandir(arrays) if entry.name not in before]
-        num_bytes = sum(entry.stat().st_size for entry in new)
+        # Small rounds are added to a file that was there before.
+        added = {n: size - before.get(n, 0) for n, size in sizes_in(arrays).items()}
+        num_bytes = sum(added.values())
         payload = memoryview(bytes([len(self.times) % 256]) * _CHUNK_BYTES)
         write = seconds_of(lambda: write_plainly(plain, payload, num_bytes))
         plain.unlink()
@@ -294,6 +295,11 @@ class Appends:
             "<= 1.5",
             f"{append:.4f} / {write:.4f}",
         )
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file in a folder."""
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
 
 
 _START = "import sys\nfrom fastfedul import *\npath = sys.argv[1]\n"
@@ -467,7 +473,12 @@ def measure_retraining(
 def measure_dtypes(folder: Path, sizes: Sizes, figures: Figures) -> None:
     """Record the bytes of an update's file in every storage dtype."""
     vector = MadeUpRounds.of(sizes.parameters, 1).bases[0]
-    found = {d: write_vector(folder, vector, d).num_bytes for d in STORAGE_DTYPES}
+    found = {}
+    for number, dtype in enumerate(STORAGE_DTYPES):
+        with ArrayWriter(folder, number) as writer:
+            writer.add([new_part("0.update.1", vector, dtype)])
+            writer.sync()
+            found[dtype] = writer.end
     figures.results["bytes_per_update"] = found
     for dtype, num_bytes in found.items():
         figures.line(f"bytes_per_update, {dtype}", f"{num_bytes:,}")

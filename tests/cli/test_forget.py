@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
 from tests.support.commands import COMMAND, one_line, run, run_json
+from tests.support.damage import array_of
 from tests.support.rounds import random_round
 
 NAMES = ("ann", "bob", "cyd")
@@ -53,7 +54,8 @@ def test_json_has_what_scripts_need(ledger: Path, tmp_path: Path) -> None:
     assert found["bound"] > 0
     assert found["lipschitz"] > 0
     assert found["seconds"] > 0
-    assert found["bytes_read"] == 4 * 28 * (3 + 3)
+    # Neighbours in a file are read together with what lies between them.
+    assert 4 * 28 * (3 + 3) <= found["bytes_read"] <= 2 * 4 * 4096
     assert found["model"] == str(out)
     after = model_of(ledger)
     assert found["delta_norm"] == pytest.approx(np.linalg.norm(after - before))
@@ -322,18 +324,7 @@ def test_a_second_writer_is_told_who_is_writing(ledger: Path) -> None:
 
 
 def test_verify_names_the_place_and_exits_with_1(ledger: Path) -> None:
-    with LedgerReader(ledger) as reader:
-        [row] = [
-            row
-            for row in reader.index.rows("updates", round=2)
-            if row[0] == reader._client_row("bob")["id"]  # type: ignore[index]
-        ]
-    digest = row[4]
-    assert isinstance(digest, bytes)
-    file = ledger / "arrays" / f"{digest.hex()}.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    array_of(ledger, round_=2, client="bob").flip(-1)
     found = run_json("ledger", "verify", ledger, code=1)
     assert found["ok"] is False
     assert "round 2, client 'bob'" in found["problems"][0]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerReader, forget, verify
+from fastfedul.ledger.store.arrays import file_name
 from fastfedul.records import History
 from tests.support.disk_ledgers import (
     initial_model,
@@ -26,7 +27,7 @@ from tests.support.ledger_programs import process
 
 def test_files_that_belong_to_nothing_are_swept_by_the_next_writer(path: Path) -> None:
     before = snapshot_of(path)
-    orphans = [f"{'0' * 64}.safetensors", ".new-0123"]
+    orphans = [file_name(99), file_name(123_456_789)]
     for name in orphans:
         (path / "arrays" / name).write_bytes(b"orphan")
     with LedgerReader(path) as reader:

@@ -65,14 +65,16 @@ def test_a_new_ledger_goes_where_nothing_is(tmp_path: Path) -> None:
 
 def test_what_is_not_ours_is_named_and_left_alone(path: Path) -> None:
     arrays = path / "arrays"
-    ours = [f"{'0' * 64}.safetensors", ".new-0123"]
-    for name in [*ours, "readme.txt", "weights.safetensors"]:
+    ours = ["00000099.safetensors", "123456789.safetensors"]
+    odd = ["readme.txt", "weights.safetensors", ".new-0123", "0000099.safetensors"]
+    odd += [f"{'a' * 64}.safetensors", "00000098.safetensors.bak"]
+    for name in [*ours, *odd]:
         (arrays / name).write_bytes(b"bytes")
     (arrays / "sub").mkdir()
     (arrays / ".new-folder").mkdir()
-    (arrays / f"{'1' * 64}.safetensors").symlink_to(arrays / "readme.txt")
+    (arrays / "00000097.safetensors").symlink_to(arrays / "readme.txt")
     foreign = {p.name for p in arrays.iterdir() if p.is_dir() or p.is_symlink()}
-    foreign |= {"readme.txt", "weights.safetensors"}
+    foreign |= set(odd)
     with LedgerReader(path) as reader:
         found = verify(reader)
     assert found.problems == ()

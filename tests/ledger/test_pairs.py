@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from fastfedul.ledger.participation import participation
 from fastfedul.methods.fast_fedul.deviations import paired_deviations
 from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.records import VectorRef
+from tests.support.damage import images_of, live_vectors
 
 SIZE = 5
 LAYOUT = Params.of({"w": np.zeros(SIZE, np.float32)}).layout
@@ -141,8 +143,16 @@ def test_erasing_a_client_removes_its_pairs_and_their_files(tmp_path: Path) -> N
 
         assert 0 < len(left) < before
         assert all("c2" not in (pair.client, pair.other) for pair in left)
-        files = {path.name for path in (ledger.path / "arrays").iterdir()}
-        assert len(files) == len(left) + 6 + 2  # pairs, sums, two models
+        files = live_vectors(ledger.path)
+        models = {ledger.path / "arrays" / "00000001.safetensors", ledger.model_path}
+        assert {*files, *models} == set((ledger.path / "arrays").iterdir())
+        # Nothing lies in a file but what counts: pairs and the sums of the other six.
+        assert sum(len(vectors) for vectors in files.values()) == len(left) + 6
+        for file, vectors in files.items():
+            [image] = images_of(file.read_bytes())
+            assert vectors[0][0] == image.data
+            assert vectors[-1][1] == image.stop
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(vectors))
         assert verify(ledger).problems == ()
 
 
@@ -240,7 +250,7 @@ def test_a_budget_that_drops_pairs_lowers_their_limit(tmp_path: Path) -> None:
     with DiskLedger.create(tmp_path / "ledger", start, history="sums") as ledger:
         for round_ in rounds[:5]:
             offers.append(ledger, round_)
-        size = ledger.num_array_bytes() + ledger.index.num_bytes()
+        size = ledger.head.live_bytes + ledger.index.num_bytes()
         ledger.set_budget(size * 3 // 4)
         offers.append(ledger, rounds[5])
         num_kept = len(ledger.pairs())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from fastfedul import (
 )
 from fastfedul.errors import RequestClosedError
 from fastfedul.ledger.changes.requests import LONGEST_REASON, refuse_request
+from fastfedul.ledger.store.schema import RequestRow
 from fastfedul.rng import stream
 
 CLIENTS = tuple(f"client {number}" for number in range(12))
@@ -159,8 +161,8 @@ def test_a_request_row_that_contradicts_the_log_is_found(path: Path) -> None:
     with DiskLedger(path) as ledger:
         forget(ledger, [CLIENTS[0]], erase=False)
         with ledger.index.writing():
-            row = ledger.index.one("requests", id=1)
-            ledger.index.replace("requests", (*row[:-1], 2))
+            row = ledger.index.one(RequestRow, id=1)
+            ledger.index.replace(replace(row, event=2))
         assert "request 1" in verify(ledger).problems[0]
 
 
@@ -187,6 +189,7 @@ def test_a_table_of_requests_that_was_lost_is_damage(
 
 PROGRAM = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])

@@ -19,6 +19,7 @@ from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.ledger.store import codec
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
+from tests.support.damage import images_of, live_vectors
 from tests.support.disk_ledgers import CLIENTS, LAYOUT, initial_model, round_of, vector
 from tests.support.stored_vectors import through
 
@@ -97,32 +98,50 @@ def test_the_safetensors_library_reads_the_same_values(
     np.testing.assert_array_equal(model["seen"], np.arange(3))
     index = sqlite3.connect(tmp_path / "ledger" / "index.sqlite")
     found = index.execute(
-        "SELECT clients.name, updates.array FROM updates "
+        "SELECT clients.name, clients.id, updates.file FROM updates "
         "JOIN clients ON clients.id = updates.client"
     ).fetchall()
     index.close()
     assert len(found) == len(CLIENTS)
-    for name, digest in found:
-        file = tmp_path / "ledger" / "arrays" / f"{digest.hex()}.safetensors"
-        tensors = deserialized(file)
+    for name, number, in_file in found:
+        file = tmp_path / "ledger" / "arrays" / f"{in_file:08d}.safetensors"
+        tensors = deserialized(file.read_bytes())
         encoded = codec.encode(vector(1, 0, CLIENTS.index(name)), dtype)
-        values = tensors["values"]
+        values = tensors[f"0.update.{number}"]
         assert values["shape"] == [LAYOUT.size]
         assert values["dtype"] == codec.SAFETENSORS_NAMES[dtype]
         assert bytes(values["data"]) == encoded.values.tobytes()
         if encoded.scales is not None:
-            assert bytes(tensors["scales"]["data"]) == encoded.scales.tobytes()
+            scales = tensors[f"0.update.{number}.scales"]
+            assert bytes(scales["data"]) == encoded.scales.tobytes()
         if dtype == "float32":
             loaded = load_file(file)
-            assert list(loaded) == ["values"]
+            own = [f"0.update.{other}" for _, other, _ in found]
+            assert set(loaded) == {"0.step", *own}
             np.testing.assert_array_equal(
-                loaded["values"], vector(1, 0, CLIENTS.index(name))
+                loaded[f"0.update.{number}"], vector(1, 0, CLIENTS.index(name))
             )
 
 
-def deserialized(file: Path) -> dict[str, Any]:
+def test_each_round_of_a_shared_file_is_an_image_for_the_safetensors_library(
+    path: Path,
+) -> None:
+    [shared] = live_vectors(path)
+    content = shared.read_bytes()
+    images = list(images_of(content))
+    assert [image.start for image in images] == [0, 4096, 8192]
+    for index, image in enumerate(images):
+        tensors = deserialized(content[image.start : image.stop])
+        own = [f"{index}.update.{number}" for number in range(1, 5)]
+        assert set(tensors) == {f"{index}.step", *own}
+        for number, name in enumerate(own):
+            sent = vector(1, index, number)
+            assert bytes(tensors[name]["data"]) == sent.tobytes()
+
+
+def deserialized(content: bytes) -> dict[str, Any]:
     deserialize: Callable[[bytes], Any] = safetensors.deserialize
-    return dict(deserialize(file.read_bytes()))
+    return dict(deserialize(content))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,11 @@ from fastfedul import (
 )
 from fastfedul.ledger.protocol import models
 from fastfedul.ledger.protocol import vector as stored_vector
-from fastfedul.ledger.store.schema import COLUMNS, digest_of
-from fastfedul.records import History, VectorRef
+from fastfedul.ledger.store import codec
+from fastfedul.ledger.store.arrays import PAGE, Stored, file_name
+from fastfedul.ledger.store.schema import ROWS, Row, digest_of, key_names, names
+from fastfedul.params import Layout
+from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.disk_ledgers import (
     CLIENTS,
     answer,
@@ -29,25 +34,117 @@ from tests.support.disk_ledgers import (
     round_of,
 )
 
+ROW_OF: dict[str, type[Row]] = {row.table: row for row in ROWS}
+"""Kinds of rows by the name of their table."""
 
-def array_of(path: Path, *, round_: int, client: str) -> Path:
+
+@dataclass(frozen=True)
+class Place:
+    """A stored vector: its file, its first byte there, and the byte behind it."""
+
+    file: Path
+    start: int
+    stop: int
+
+    def read(self) -> bytes:
+        return self.file.read_bytes()[self.start : self.stop]
+
+    def write(self, data: bytes) -> None:
+        whole = bytearray(self.file.read_bytes())
+        whole[self.start : self.stop] = data
+        self.file.write_bytes(bytes(whole))
+
+    def flip(self, position: int, bit: int = 0) -> None:
+        """Flip a bit of the vector; a negative position counts from its end."""
+        flip(self.file, (self.start if position >= 0 else self.stop) + position, bit)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A safetensors image in a file: its beginning, where its data begin, its end."""
+
+    start: int
+    data: int
+    stop: int
+
+
+def images_of(content: bytes) -> Iterator[Image]:
+    """What lies in an array file, found without the index as any reader could."""
+    start = 0
+    while start < len(content):
+        length = int.from_bytes(content[start : start + 8], "little")
+        data = start + 8 + length
+        header = json.loads(content[start + 8 : data])
+        stop = data + max(entry["data_offsets"][1] for entry in header.values())
+        yield Image(start, data, stop)
+        start = -(-stop // PAGE) * PAGE
+
+
+def array_of(path: Path, *, round_: int, client: str) -> Place:
+    """Where an update lies."""
+    return place_of(
+        path,
+        "SELECT updates.file, updates.array FROM updates "
+        "JOIN clients ON clients.id = updates.client WHERE round = ? AND name = ?",
+        round_,
+        client,
+    )
+
+
+def place_of(path: Path, sql: str, *arguments: object) -> Place:
+    """Where a vector lies, given a query for the number of its file and its column."""
     index = sqlite3.connect(path / "index.sqlite")
-    [(digest,)] = index.execute(
-        "SELECT array FROM updates JOIN clients ON clients.id = updates.client "
-        "WHERE round = ? AND name = ?",
-        (round_, client),
-    ).fetchall()
+    [(number, column)] = index.execute(sql, arguments).fetchall()
     index.close()
-    return path / "arrays" / f"{digest.hex()}.safetensors"
+    offset = Stored.unpacked(column).offset
+    file = path / "arrays" / file_name(number)
+    # A vector ends where the next one of its image begins.
+    content = file.read_bytes()
+    [image] = [i for i in images_of(content) if i.start < offset < i.stop]
+    header = json.loads(content[image.start + 8 : image.data])
+    tensors = {
+        name: [image.data + at for at in entry["data_offsets"]]
+        for name, entry in header.items()
+    }
+    [name] = [n for n, (begin, _) in tensors.items() if begin == offset]
+    _, stop = tensors[name.removesuffix(".scales")]
+    return Place(file, offset, stop)
+
+
+def live_vectors(path: Path) -> dict[Path, list[tuple[int, int]]]:
+    """Where in each file the vectors lie that rows refer to, in order."""
+    index = sqlite3.connect(path / "index.sqlite")
+    [(dtype, step_dtype, layout)] = index.execute(
+        "SELECT update_dtype, step_dtype, layout FROM ledger"
+    )
+    size = Layout.from_json(layout).size
+    found: dict[Path, list[tuple[int, int]]] = {}
+    queries: tuple[tuple[str, StorageDtype], ...] = (
+        ("SELECT file, step FROM rounds", step_dtype),
+        ("SELECT file, array FROM updates", dtype),
+        ("SELECT file, difference FROM clients", "float32"),
+        ("SELECT file, array FROM pairs", dtype),
+        ("SELECT file, array FROM adjustments", "float32"),
+    )
+    for sql, stored_as in queries:
+        for number, column in index.execute(sql):
+            if column is not None:
+                start = Stored.unpacked(column).offset
+                stop = start + codec.encoded_bytes(stored_as, size)
+                file = path / "arrays" / file_name(number)
+                found.setdefault(file, []).append((start, stop))
+    index.close()
+    return {file: sorted(spans) for file, spans in found.items()}
 
 
 def resign(index: sqlite3.Connection, table: str) -> None:
     """Give every row of a table the digest that fits it."""
-    columns = [column.split()[0] for column in COLUMNS[table]]
+    columns, keys = names(ROW_OF[table]), key_names(ROW_OF[table])
+    where = " AND ".join(f"{key} = ?" for key in keys)
     for row in index.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall():
         index.execute(
-            f"UPDATE {table} SET digest = ? WHERE {columns[0]} = ?",
-            (digest_of(table, *row), row[0]),
+            f"UPDATE {table} SET digest = ? WHERE {where}",
+            (digest_of(table, *row), *row[: len(keys)]),
         )
 
 
@@ -157,7 +254,7 @@ def changed(value: object) -> object:
     return bytes([*value[:-1], value[-1] ^ 1]) if value else b"\1"
 
 
-EVERY_TABLE = [(t, kind) for t in COLUMNS for kind in KINDS_OF.get(t, KINDS)]
+EVERY_TABLE = [(t, kind) for t in ROW_OF for kind in KINDS_OF.get(t, KINDS)]
 
 
 def array_files(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -96,6 +97,19 @@ def append_rounds(path: Path, num_rounds: str) -> None:
         for index in range(ledger.num_rounds, int(num_rounds)):
             ledger.append(round_of(index))
             os.write(1, b"%d\n" % (index + 1))
+
+
+def die_before_commit(path: Path, index: str) -> None:
+    """Append a round and be killed once its files are written, but not committed."""
+    with DiskLedger(path) as ledger:
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            # The folder is opened to sync it when every file in it is synced.
+            if event == "open" and str(arguments[0]).endswith("/arrays"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        ledger.append(round_of(int(index)))
 
 
 def erase_a_client(path: Path) -> None:
@@ -305,6 +319,7 @@ def run_traced(folder: Path, kind: History) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "hold": hold,
     "append": append_rounds,
+    "die-before-commit": die_before_commit,
     "erase": erase_a_client,
     "unprivileged": read_unprivileged,
     "turns-read-only": turn_read_only,

@@ -11,7 +11,7 @@ import pytest
 
 from fastfedul import LedgerDamagedError, LedgerError, LedgerReader, verify
 from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.schema import COLUMNS, digest_of
+from fastfedul.ledger.store.schema import EventRow, digest_of, names
 from tests.support.damage import (
     BOTH_KINDS,
     READINGS,
@@ -159,7 +159,7 @@ def test_a_sound_ledger_has_no_problems_and_its_numbers_are_right(
 
 def test_the_log_is_a_chain_from_the_first_event(template: Path) -> None:
     index = sqlite3.connect(template / "index.sqlite")
-    columns = ", ".join(column.split()[0] for column in COLUMNS["events"])
+    columns = ", ".join(names(EventRow))
     rows = index.execute(f"SELECT {columns} FROM events ORDER BY id").fetchall()
     chains = dict(index.execute("SELECT round, chain FROM rounds").fetchall())
     [(head,)] = index.execute("SELECT chain FROM head").fetchall()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fastfedul.ledger.store.schema import COLUMNS, digest_of, key_of, names
+from fastfedul.ledger.store.schema import digest_of, key_names, names
 from fastfedul.records import History
 from tests.support.damage import (
     EVERY_TABLE,
     KINDS,
     KINDS_OF,
+    ROW_OF,
     assert_no_wrong_answer,
     changed,
 )
@@ -23,7 +24,7 @@ from tests.support.disk_ledgers import problems_of
 def test_together_the_ledgers_under_test_have_rows_in_every_table(
     templates: dict[History, Path],
 ) -> None:
-    for table in COLUMNS:
+    for table in ROW_OF:
         kinds = {kind for kind, path in templates.items() if has_rows(path, table)}
         assert kinds == set(KINDS_OF.get(table, KINDS)), table
 
@@ -38,7 +39,7 @@ def has_rows(path: Path, table: str) -> bool:
 EVERY_COLUMN = [
     (table, column, kind)
     for table, kind in EVERY_TABLE
-    for column in (*names(table), "digest")
+    for column in (*names(ROW_OF[table]), "digest")
 ]
 
 
@@ -48,7 +49,7 @@ def test_any_changed_value_of_the_index_is_found_and_never_believed(
     table: str, column: str, position: str, damaged: Path, truth: dict[str, object]
 ) -> None:
     index = sqlite3.connect(damaged / "index.sqlite")
-    keys = keys_of(table)
+    keys = key_names(ROW_OF[table])
     rows = index.execute(
         f"SELECT {column}, {', '.join(keys)} FROM {table} ORDER BY {', '.join(keys)}"
     ).fetchall()
@@ -75,11 +76,6 @@ def test_any_changed_value_of_the_index_is_found_and_never_believed(
     assert_no_wrong_answer(damaged, truth)
 
 
-def keys_of(table: str) -> list[str]:
-    """The columns that tell the rows of a table apart."""
-    return [names(table)[place] for place in key_of(table)]
-
-
 def client_name(index: sqlite3.Connection, number: int) -> str:
     [(name,)] = index.execute("SELECT name FROM clients WHERE id = ?", (number,))
     return str(name)
@@ -97,7 +93,7 @@ def client_rows(path: Path) -> list[tuple[str, int]]:
 def test_a_value_of_another_kind_is_found_and_never_believed(
     table: str, value: object, damaged: Path, truth: dict[str, object]
 ) -> None:
-    for column in names(table)[1:]:
+    for column in names(ROW_OF[table])[1:]:
         index = sqlite3.connect(damaged / "index.sqlite", isolation_level=None)
         before = index.execute(f"SELECT {column} FROM {table}").fetchall()
         index.execute("BEGIN")
@@ -116,7 +112,7 @@ def test_a_lost_row_is_found_and_never_believed(
     table: str, damaged: Path, truth: dict[str, object]
 ) -> None:
     index = sqlite3.connect(damaged / "index.sqlite")
-    keys = keys_of(table)
+    keys = key_names(ROW_OF[table])
     row = index.execute(f"SELECT {', '.join(keys)} FROM {table} LIMIT 1").fetchone()
     where = " AND ".join(f"{key} = ?" for key in keys)
     done = index.execute(f"DELETE FROM {table} WHERE {where}", row)
@@ -132,7 +128,7 @@ def test_an_added_row_is_found_and_never_believed(
     table: str, damaged: Path, truth: dict[str, object]
 ) -> None:
     index = sqlite3.connect(damaged / "index.sqlite")
-    columns = ", ".join(names(table))
+    columns = ", ".join(names(ROW_OF[table]))
     row = list(index.execute(f"SELECT {columns} FROM {table}").fetchone())
     unique = [0, 1] if table in ("updates", "clients") else [0]
     for position in unique:
@@ -173,8 +169,7 @@ def test_a_row_with_a_digest_that_fits_still_breaks_the_chain(
     table: str, column: str, named: str, damaged: Path
 ) -> None:
     index = sqlite3.connect(damaged / "index.sqlite")
-    columns = [c.split()[0] for c in COLUMNS[table]]
-    keys = columns[:2] if table == "updates" else columns[:1]
+    columns, keys = names(ROW_OF[table]), key_names(ROW_OF[table])
     order = "round, client" if table == "updates" else keys[0]
     row = index.execute(
         f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}"

@@ -17,7 +17,7 @@ from fastfedul import (
     params_at,
     read_round,
 )
-from fastfedul.ledger import recording
+from fastfedul.ledger import checks
 from tests.support.histories import (
     CLIENTS,
     LAYOUT,
@@ -96,7 +96,7 @@ def test_a_round_whose_others_have_no_share_left_is_refused_in_words(
         for name, share in zip("ab", shares, strict=True)
     )
     with monkeypatch.context() as older:
-        older.setattr(recording, "_check_participants", lambda *_: None)
+        older.setattr(checks, "_check_participants", lambda *_: None)
         ledger.append(Round(0, updates))
     before = ledger.final.params.flat.copy()
     with pytest.raises(UnlearnRefusedError, match="for the others in round 0"):

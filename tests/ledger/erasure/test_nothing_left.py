@@ -27,7 +27,8 @@ from fastfedul import (
 )
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store import codec
-from fastfedul.ledger.store.schema import COLUMNS
+from fastfedul.ledger.store.arrays import Stored
+from fastfedul.ledger.store.schema import ROWS, names
 from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.histories import (
     CLIENTS,
@@ -151,17 +152,29 @@ def traces_in_index(path: Path) -> list[bytes]:
         "ON clients.id IN (pairs.client, pairs.other) WHERE name = ?",
         (TARGET,),
     ).fetchall()
-    sums = index.execute(
-        "SELECT difference FROM clients WHERE name = ?", (TARGET,)
+    [(difference, shares, norms)] = index.execute(
+        "SELECT difference, shares, norms FROM clients WHERE name = ?", (TARGET,)
     ).fetchall()
     index.close()
-    traces: list[bytes] = [array for (array,) in sums if array is not None]
+    traces = [*checks_in(difference), *map(stored_real, (shares, norms))]
     for array, priority, digest in pairs:
-        traces += [array, struct.pack(">d", priority), digest]
+        traces += [*checks_in(array), stored_real(priority), digest]
     for array, norm, product, digest in rows:
-        traces += [] if array is None else [array]
-        traces += [struct.pack(">d", norm), struct.pack(">d", product), digest]
+        traces += [*checks_in(array), *map(stored_real, (norm, product)), digest]
     return traces
+
+
+def checks_in(column: bytes | None) -> list[bytes]:
+    """The digest and the checksums of a stored vector, which tell what was in it."""
+    if column is None:
+        return []
+    stored = Stored.unpacked(column)
+    assert len(stored.checksums) == 8
+    return [stored.digest, stored.checksums]
+
+
+def stored_real(value: float) -> bytes:
+    return struct.pack(">d", value)
 
 
 @pytest.mark.parametrize("kind", ["rounds", "sums"])
@@ -180,11 +193,11 @@ def test_an_erased_name_remains_in_clients_and_events_alone(
         forget(ledger, [name], erase=True)
     index = sqlite3.connect(path / "index.sqlite")
     places = set()
-    for table, columns in COLUMNS.items():
-        for column in (c.split()[0] for c in columns):
-            values = index.execute(f"SELECT {column} FROM {table}").fetchall()
+    for row in ROWS:
+        for column in names(row):
+            values = index.execute(f"SELECT {column} FROM {row.table}").fetchall()
             if any(name in str(value) for (value,) in values):
-                places.add((table, column))
+                places.add((row.table, column))
     [(number, state, count, difference)] = index.execute(
         "SELECT id, state, num_updates, difference FROM clients WHERE name = ?",
         (name,),
