@@ -236,7 +236,7 @@ class LedgerReader:
     def client(self, name: ClientId) -> ClientEntry | None:
         """Return one client; None for a stranger."""
         with self.index.reading():
-            row = self.index.client(name)
+            row = self._client_row(name)
         return client_entry(row) if row else None
 
     def rounds(self) -> Sequence[RoundEntry]:
@@ -250,7 +250,7 @@ class LedgerReader:
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
         """Return what one client took part in; nothing for a stranger."""
         with self.index.reading():
-            row = self.index.client(client)
+            row = self._client_row(client)
             if row is None:
                 return ()
             updates = self.index.rows(UpdateRow, None, client=row.id)
@@ -318,7 +318,7 @@ class LedgerReader:
     def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
         with self.index.reading():
-            row = self.index.client(client)
+            row = self._client_row(client)
             if row is None:
                 raise UnknownClientError(
                     f"no client is called {client!r:.80} in this ledger"
@@ -363,6 +363,13 @@ class LedgerReader:
         if len(found) != getattr(self.head, f"num_{row.table}"):
             raise self._lost(row.table)
         return found
+
+    def _client_row(self, name: ClientId) -> ClientRow | None:
+        """Return a client's row; only a look at all of them says that there is none."""
+        row = self.index.client(name)
+        if row is None:
+            self._all(ClientRow)
+        return row
 
     def _lost(self, table: str) -> LedgerDamagedError:
         return LedgerDamagedError(
@@ -435,7 +442,7 @@ class LedgerReader:
         if client is None:
             own = {i: rounds[i] for i in indices if i in rounds}
             return {i: (row.file, row.step) for i, row in own.items()}
-        row = self.index.client(client)
+        row = self._client_row(client)
         if row is None:
             return {}
         asked = set(indices)
@@ -736,7 +743,7 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
                 stored.packed(),
             )
             index.add(row)
-            index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes))
+            index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))
             digest = digest_in(row.initial)
             assert digest is not None
             index.add(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.chain import content_of, link
-from fastfedul.ledger.changes.rewrite import first_link, step_name, update_name
+from fastfedul.ledger.changes.rewrite import first_link
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
@@ -42,11 +42,8 @@ from fastfedul.ledger.store.schema import (
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE
-from fastfedul.records import StorageDtype
 
 Progress = Callable[[int, int], None]
-_Vector = tuple[str, StorageDtype, int]
-"""Name, dtype and size of a stored vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +132,6 @@ class _Contents:
         self._settings = settings
         self._models: dict[int, tuple[str, Stored]] = {}
         self._sources: dict[int, list[Source]] = {}
-        self._rounds: dict[int, list[RoundRow]] = {}
-        self._apart: dict[int, list[UpdateRow]] = {}
         for update in index.rows(UpdateRow):
             if update.client not in self.clients:
                 self.problems.append(
@@ -170,7 +165,6 @@ class _Contents:
         for round_ in self.rounds:
             index = round_.round
             if round_.file is not None and round_.step is not None:
-                self._rounds.setdefault(round_.file, []).append(round_)
                 self._add(
                     round_.file,
                     round_.step,
@@ -179,8 +173,6 @@ class _Contents:
                 )
             for update in self.updates.get(index, ()):
                 if update.array is not None:
-                    if update.file is not None:
-                        self._apart.setdefault(update.file, []).append(update)
                     place = f"round {index}, client {self._name(update.client)}"
                     self._add(update.file, update.array, settings.update_dtype, place)
 
@@ -238,42 +230,13 @@ class _Contents:
                     damage = arrays.damage_of(descriptor, source)
                     if damage:
                         yield damage
-            yield from self._header_damages(row, path)
+                around = arrays.header_damage(descriptor, row)
+                if around:
+                    yield f"{place}: {around} in {path.name}"
         except LedgerError as error:
             yield str(error)
         except OSError as error:
             yield f"{place}: the file {path.name} cannot be read: {error.strerror}"
-
-    def _header_damages(self, row: FileRow, path: Path) -> Iterator[str]:
-        """Yield rounds of a file whose headers, or the gaps before them, are not so."""
-        end = 0
-        with path.open("rb") as file:
-            for place, start, parts in self._images(row.file):
-                header = arrays.image_header(parts)
-                file.seek(end)
-                gap = file.read(start - end)
-                if any(gap) or file.read(len(header)) != header:
-                    yield f"{place}: the header in {path.name} was changed"
-                end = start + arrays.image_bytes(parts)
-
-    def _images(self, file: int) -> Iterator[tuple[str, int, list[_Vector]]]:
-        """Yield the images of rounds in a file: where each begins, and its vectors."""
-        settings, size = self._settings, self.size
-        for round_ in self._rounds.get(file, ()):
-            index = round_.round
-            step: _Vector = (step_name(index), settings.step_dtype, size)
-            own = self._updates_of_round(file, index)
-            yield f"round {index}", round_.start or 0, [step, *own]
-        if file not in self._rounds:
-            indices = {update.round for update in self._apart.get(file, ())}
-            for index in sorted(indices):
-                yield f"round {index}", 0, self._updates_of_round(file, index)
-
-    def _updates_of_round(self, file: int, index: int) -> list[_Vector]:
-        own = [u for u in self.updates.get(index, ()) if u.file == file and u.array]
-        own.sort(key=lambda update: update.client)
-        dtype = self._settings.update_dtype
-        return [(update_name(index, u.client), dtype, self.size) for u in own]
 
 
 def _index_problems(index: Index) -> Iterator[str]:

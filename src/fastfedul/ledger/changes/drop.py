@@ -58,13 +58,15 @@ def make_room(change: Transaction, where: str) -> None:
     budget = change.settings.budget
     if budget is None or change.num_bytes() <= budget:
         return
-    if change.settings.history == "sums":
+    small = change.settings.history == "sums"
+    if small:
         collect_garbage(change, all_of_it=True)
     dropped = _Dropped()
     while (excess := change.num_bytes() + _SPARE_BYTES - budget) > 0:
-        if _drop_some(change, excess, dropped) or drop_last_pair(change):
+        if small and _drop_pairs(change, excess):
             continue
-        small = change.settings.history == "sums"
+        if not small and _drop_some(change, excess, dropped):
+            continue
         advice = "" if small else ", or keep sums only: `fastfedul ledger compact`"
         raise LedgerError(
             f"the budget of {budget:,} bytes has no room for another round in "
@@ -104,6 +106,19 @@ def _drop_some(change: Transaction, excess: int, dropped: _Dropped) -> bool:
             dropped.num_bytes += len(gone) * num_bytes
     rewrite_rounds(change, changes)
     return bool(changes)
+
+
+def _drop_pairs(change: Transaction, excess: int) -> bool:
+    """Drop pairs of about so many bytes; return whether there were any."""
+    settings = change.settings
+    num_bytes = encoded_bytes(settings.update_dtype, settings.layout.size)
+    found = False
+    while excess > 0 and drop_last_pair(change):
+        found = True
+        excess -= num_bytes
+    if found:
+        collect_garbage(change, all_of_it=True)
+    return found
 
 
 def _count(change: Transaction, clients: set[int], dropped: _Dropped) -> None:

@@ -27,6 +27,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store import codec
+from fastfedul.ledger.store.schema import FileRow
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
 
@@ -187,6 +188,37 @@ def image_bytes(parts: Sequence[tuple[str, StorageDtype, int]]) -> int:
     return len(image_header(parts)) + data
 
 
+def with_header(before: bytes, header: bytes) -> bytes:
+    """Return the checksum over some headers and another one behind them."""
+    return bytes(xxh3_64_digest(before + header))
+
+
+_AROUND = "a header, or a gap between images, was changed"
+
+
+def header_damage(descriptor: int, row: FileRow) -> str | None:
+    """Return what is wrong around the vectors of a file; None if nothing is.
+
+    These are the headers of its images, and the gaps between the images.
+    """
+    checksum, end = b"", 0
+    try:
+        while end < row.num_bytes:
+            start = page_end(end)
+            if any(_read(descriptor, start - end, end, "a gap")):
+                return _AROUND
+            length = int.from_bytes(_read(descriptor, 8, start, "a header"), "little")
+            if not 0 < length <= row.num_bytes:
+                return _AROUND
+            header = _read(descriptor, 8 + length, start, "a header")
+            checksum = with_header(checksum, header)
+            entries = json.loads(header[8:]).values()
+            end = start + len(header) + max(e["data_offsets"][1] for e in entries)
+    except (LedgerError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return _AROUND
+    return None if checksum == row.headers else _AROUND
+
+
 def page_end(offset: int) -> int:
     """Return the next offset at which an image may begin.
 
@@ -203,18 +235,23 @@ class ArrayWriter:
         number: Number of the file.
         end: Bytes of the file so far.
         live_bytes: Bytes of the vectors written by this writer.
+        headers: Checksum over the headers of all images so far.
     """
 
-    def __init__(self, folder: Path, number: int, end: int = 0) -> None:
+    def __init__(
+        self, folder: Path, number: int, end: int = 0, headers: bytes = b""
+    ) -> None:
         """Open a new file, or one that is to be continued.
 
         Args:
             folder: Folder of the array files.
             number: Number of the file.
             end: Where the bytes end that count; 0 for a new file.
+            headers: Checksum over the headers that are there already.
         """
         self.number = number
         self.end = end
+        self.headers = headers
         self.live_bytes = 0
         self._pending: list[bytes | memoryview] = []
         self._pending_at = end
@@ -231,6 +268,7 @@ class ArrayWriter:
     def add(self, parts: Sequence[Part]) -> tuple[int, list[Stored]]:
         """Write an image; return where it begins and what was stored."""
         header = image_header([(p.name, p.dtype, p.size) for p in parts])
+        self.headers = with_header(self.headers, header)
         start = page_end(self.end)
         offsets = []
         at = start + len(header)
@@ -249,6 +287,10 @@ class ArrayWriter:
         self.end = at
         self.live_bytes += sum(part.num_bytes for part in parts)
         return start, found
+
+    def row(self) -> FileRow:
+        """Return the row of a file that this writer alone has written."""
+        return FileRow(self.number, self.end, self.live_bytes, self.headers)
 
     def sync(self) -> None:
         """Write what is left and make the file's bytes survive power loss."""
@@ -306,12 +348,12 @@ class ArrayWriter:
 
 def write_image(
     folder: Path, number: int, parts: Sequence[Part]
-) -> tuple[int, list[Stored]]:
-    """Write a file of one image and sync it; return its bytes and what was stored."""
+) -> tuple[FileRow, list[Stored]]:
+    """Write a file of one image and sync it; return its row and what was stored."""
     with ArrayWriter(folder, number) as writer:
         _, stored = writer.add(parts)
         writer.sync()
-        return writer.end, stored
+        return writer.row(), stored
 
 
 def write_model(

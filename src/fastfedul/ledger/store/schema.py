@@ -140,13 +140,18 @@ class PairRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class FileRow(Row):
-    """An array file: how many bytes of it count, and how many of them are vectors."""
+    """An array file.
+
+    Bytes of the file that count, bytes of the vectors in it that count, and a checksum
+    over the headers of its images, each taken with the checksum before it.
+    """
 
     table: ClassVar[str] = "files"
 
     file: int
     num_bytes: int
     live_bytes: int
+    headers: bytes
 
 
 @dataclass(frozen=True, slots=True)

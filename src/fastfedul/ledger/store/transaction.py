@@ -116,7 +116,7 @@ class Transaction:
             # Also if the block failed: its file is removed when nobody writes to it.
             wait([job])
         num_bytes, stored = job.result()
-        self._add_file(FileRow(number, num_bytes, num_bytes))
+        self._add_file(FileRow(number, num_bytes, num_bytes, b""))
         old = self.head.file
         self.set(file=number, model=stored.packed())
         if old != INITIAL_FILE:
@@ -129,7 +129,7 @@ class Transaction:
         with ArrayWriter(self.folder, number) as writer:
             yield writer
             writer.sync()
-            self._add_file(FileRow(number, writer.end, writer.live_bytes))
+            self._add_file(writer.row())
 
     def write_shared(self, parts: Sequence[Part]) -> tuple[int, int, list[Stored]]:
         """Write the image of a small round, to the file of the last one if it has room.
@@ -148,11 +148,11 @@ class Transaction:
             self.set(open_file=writer.number)
             return writer.number, start, found
         self._continued.setdefault(row.file, row.num_bytes)
-        with ArrayWriter(self.folder, row.file, row.num_bytes) as writer:
+        with ArrayWriter(self.folder, row.file, row.num_bytes, row.headers) as writer:
             start, found = writer.add(parts)
             writer.sync()
         live = row.live_bytes + writer.live_bytes
-        self.index.replace(replace(row, num_bytes=writer.end, live_bytes=live))
+        self.index.replace(FileRow(row.file, writer.end, live, writer.headers))
         self._count(writer.end - row.num_bytes, writer.live_bytes)
         return row.file, start, found
 
@@ -163,27 +163,26 @@ class Transaction:
 
         A few are under way at a time: while one is being synced the next is hashed.
         """
-        waiting: deque[tuple[int, int, Future[tuple[int, list[Stored]]]]] = deque()
+        waiting: deque[Future[tuple[FileRow, list[Stored]]]] = deque()
         try:
             for parts in images:
                 number = self._new_number()
                 job = self._pool.submit(arrays.write_image, self.folder, number, parts)
-                live = sum(part.num_bytes for part in parts)
-                waiting.append((number, live, job))
+                waiting.append(job)
                 if len(waiting) > _UNDER_WAY:
-                    yield self._written(*waiting.popleft())
+                    yield self._written(waiting.popleft())
             while waiting:
-                yield self._written(*waiting.popleft())
+                yield self._written(waiting.popleft())
         finally:
             # Also after a failure: a file is removed when nobody writes to it.
-            wait([job for _, _, job in waiting])
+            wait(waiting)
 
     def _written(
-        self, number: int, live: int, job: Future[tuple[int, list[Stored]]]
+        self, job: Future[tuple[FileRow, list[Stored]]]
     ) -> tuple[int, list[Stored]]:
-        num_bytes, stored = job.result()
-        self._add_file(FileRow(number, num_bytes, live))
-        return number, stored
+        row, stored = job.result()
+        self._add_file(row)
+        return row.file, stored
 
     def shelve(self, parts: Iterable[Part]) -> Iterator[tuple[int, Stored]]:
         """Write vectors of no round; yield the file and place of each, in order."""
