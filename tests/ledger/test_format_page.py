@@ -112,7 +112,8 @@ class PageReader:
             return floats
         stored = np.frombuffer(values, "<f2" if dtype == "float16" else "i1")
         factors = np.repeat(np.frombuffer(scales, "<f4"), 1024)[: self.size]
-        return stored.astype(np.float32) * factors
+        decoded: npt.NDArray[np.float32] = stored.astype(np.float32) * factors
+        return decoded
 
     def model(self, number: int, column: bytes) -> npt.NDArray[np.float32]:
         """The flat vector of a model; its digest and checksums compared."""
