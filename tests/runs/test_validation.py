@@ -245,7 +245,7 @@ def test_the_classes_of_a_users_own_network_are_found(
         np.savez(narrow, images=np.zeros((2, 7, 8), np.uint8))
         with pytest.raises(InvalidInputError, match=r"\(7, 8, 1\), but .*\(8, 8, 1\)"):
             open_validation(narrow, ledger, folder, None)
-        with pytest.raises(InvalidInputError, match="another network than that"):
+        with pytest.raises(InvalidInputError, match="another network than the ledger"):
             open_validation(run.parent / "own.npz", ledger, folder, "digits-cnn")
 
 
