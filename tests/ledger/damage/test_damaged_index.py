@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastfedul import LedgerDamagedError, LedgerReader
+from fastfedul.errors import UnknownClientError
 from fastfedul.ledger.store.schema import digest_of, key_names, names
 from fastfedul.records import History
 from tests.support.damage import (
@@ -192,3 +194,28 @@ def test_a_row_with_a_digest_that_fits_still_breaks_the_chain(
     index.close()
     problems = problems_of(damaged)
     assert any(named in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["DELETE FROM clients WHERE name = 'a'", "UPDATE clients SET name = 'x' || name"],
+)
+def test_a_client_that_was_lost_is_not_taken_for_a_stranger(
+    damage: str, damaged: Path
+) -> None:
+    index = sqlite3.connect(damaged / "index.sqlite")
+    index.execute(damage)
+    index.commit()
+    index.close()
+    with LedgerReader(damaged) as reader:
+        for read in (reader.client, reader.updates_of, reader.own_difference):
+            with pytest.raises(LedgerDamagedError):
+                read("a")
+
+
+def test_a_stranger_is_a_stranger(damaged: Path) -> None:
+    with LedgerReader(damaged) as reader:
+        assert reader.client("nobody") is None
+        assert reader.updates_of("nobody") == ()
+        with pytest.raises(UnknownClientError):
+            reader.own_difference("nobody")
