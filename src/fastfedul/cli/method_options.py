@@ -20,7 +20,7 @@ MethodName = Annotated[
     str,
     typer.Option(
         "--method",
-        help=help_texts.METHOD,
+        help=help_texts.METHOD_OR_OWN,
         metavar="METHOD",
         rich_help_panel=_PANEL,
     ),

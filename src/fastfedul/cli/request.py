@@ -47,6 +47,7 @@ from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
+from fastfedul.runs import help_texts
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -56,8 +57,8 @@ RequestedMethod = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="Installed method that shall forget the client. [default: the choice of "
-        "whoever applies the request]",
+        help=f"{help_texts.METHOD} [default: the choice of whoever applies the "
+        "request]",
         metavar="METHOD",
         show_default=False,
         rich_help_panel="Method",

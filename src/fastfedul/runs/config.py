@@ -265,7 +265,7 @@ class ForgettingOptions(Options):
         )
     )
     method: Annotated[str, Option(metavar="METHOD", later=True)] = Field(
-        default=FastFedUL.name, description=help_texts.METHOD
+        default=FastFedUL.name, description=help_texts.METHOD_OR_OWN
     )
     skew: Annotated[
         str | None, Option(metavar="SKEW", unset=help_texts.SKEW_DEFAULT, later=True)

@@ -2,10 +2,8 @@
 
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING
 
-METHOD = (
-    "Method that forgets; `fastfedul methods` lists them. Your own: "
-    "package.module:Class."
-)
+METHOD = "Method that forgets; `fastfedul methods` lists them."
+METHOD_OR_OWN = f"{METHOD} [or your own: package.module:Class]"
 SKEW = (
     "How the others' training pulls the model back. kronecker: most where their "
     "updates differ most. scalar: the same part of everything in every round, as in "
