@@ -31,6 +31,7 @@ test-fast: setup
 bench: setup
 	$(BIN)/python benchmarks/unlearn.py
 	$(BIN)/python benchmarks/kronecker.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/flower.py
