@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,8 +109,7 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
         [
             ("applied", _plain(found["applied"])),
             ("updates", _plain(found["history"])),
-            ("rounds", f"{found['rounds']['taken_part']} of "
-                       f"{found['rounds']['recorded']}"),
+            ("rounds", _rounds(found["rounds"])),
             ("kept of their share", "-" if coverage is None else f"{coverage:.1%}"),
             ("model before", _plain(found["model"]["before"])),
             ("model after", _plain(found["model"]["after"])),
@@ -137,6 +137,12 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
         out().print(f"{title}:")
         for text in texts:
             out().print(f"- {text}", markup=False)
+
+
+def _rounds(found: Mapping[str, Any]) -> str:
+    """Return in words how many rounds a certificate is about."""
+    taken, recorded = found["taken_part"], found["recorded"]
+    return f"{recorded} recorded" if taken is None else f"{taken} of {recorded}"
 
 
 def _plain(text: str) -> str:

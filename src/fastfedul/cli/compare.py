@@ -119,6 +119,9 @@ def compare_methods(
             print_json(comparison_json(found, page))
         else:
             show_comparison(found, page)
+            for file in (csv, latex):
+                if file is not None:
+                    out().print(f"written: {file}", markup=False, soft_wrap=True)
 
 
 def write_report(

@@ -284,7 +284,8 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["certificate"]:
         note = "" if facts["signed"] else f" ({UNSIGNED})"
         rows.append(("certificate", facts["certificate"] + note))
-    verb = "Would forget" if facts["dry_run"] else "Forgot"
+    verb = "Forgot" if facts["coverage"] is not None else "Erased"
+    verb = "Would forget" if facts["dry_run"] else verb
     print_facts(f"{verb} {names}", rows)
     if facts["dry_run"]:
         note = "Dry run: the ledger is unchanged."

@@ -85,9 +85,9 @@ def _verbs() -> list[Verb]:
         Verb("methods", _FORGET, "methods:show_methods",
              "List the methods, and what each of them needs."),
         Verb("ledger", _KEEP, "ledger:app",
-             "Look at a ledger, verify it, compact it, or import one."),
+             "Look at a ledger, verify or compact it, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",
-             "Clean the database of a Flower server, estimate its disk."),
+             "Clean the database of a Flower server."),
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Print rows under headings; all columns but the first are aligned right.
+    """Print rows under headings; columns of numbers are aligned right.
 
     If a word of a cell would have to be broken, each row is printed as a block.
     """
@@ -84,7 +85,7 @@ def print_table(
     for number, column in enumerate(columns):
         table.add_column(
             column,
-            justify="right" if number else "left",
+            justify="right" if _are_numbers([row[number] for row in rows]) else "left",
             overflow="fold",
             min_width=words[number],
         )
@@ -93,6 +94,15 @@ def print_table(
     if title:
         _print_whole(title, style="italic")
     out().print(table)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Return whether cells, as far as they are filled, begin with a number.
+
+    >>> _are_numbers(["98.2%", "-", ""]), _are_numbers(["3 rounds", "none"])
+    (True, False)
+    """
+    return all(re.match(r"[-+<~]?[0-9]|-?$", cell) for cell in cells)
 
 
 def _print_blocks(

@@ -311,4 +311,12 @@ def show_answers(done: tuple[AppliedRequest, ...]) -> None:
 
 
 def _outcome(row: dict[str, Any]) -> str:
-    return str(row["answer"] or row["certificate"] or row["decided"] or "")
+    return str(row["answer"] or row["certificate"] or row["decided"] or _asked(row))
+
+
+def _asked(row: dict[str, Any]) -> str:
+    """Return in words the method that a request asks for; nothing for the usual one."""
+    if row["method"] is None:
+        return ""
+    settings = "".join(f", {key} {value}" for key, value in row["settings"].items())
+    return f"with {row['method']}{settings}"

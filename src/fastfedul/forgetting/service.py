@@ -86,7 +86,8 @@ class Forgetting:
         return self.result.seconds if self.result else 0.0
 
     def __str__(self) -> str:
-        verb = "forgot" if self.committed else "would forget"
+        verb = "erased" if self.result is None else "forgot"
+        verb = verb if self.committed else "would forget"
         return f"{verb} {', '.join(self.clients)}"
 
     def _repr_html_(self) -> str:

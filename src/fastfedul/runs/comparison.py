@@ -177,6 +177,7 @@ def compare(
         refused: dict[str, str] = {}
         first: UnlearnRefusedError | None = None
         reaction: Reaction | None = None
+        used: dict[str, Mapping[str, object]] = {}
         for name, method in chosen.items():
             say(name, len(rows) - 2 + len(refused), len(chosen))
             try:
@@ -187,6 +188,7 @@ def compare(
                 continue
             if reaction is None and isinstance(result, Removal):
                 reaction = result.reaction
+            used[name] = {**method_settings(method), **result.settings}
             answers = ask(predict, result.model(ledger.final), questions)
             rows.append(
                 _row(
@@ -217,11 +219,7 @@ def compare(
             for name, method in chosen.items()
             if name not in refused and (text := getattr(method, "caveat", None))
         ),
-        {
-            name: method_settings(method)
-            for name, method in chosen.items()
-            if name not in refused
-        },
+        used,
     )
 
 
