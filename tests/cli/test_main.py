@@ -236,6 +236,8 @@ def test_80_columns_break_no_digest_path_or_time(
         found = runner.invoke(main.app, [*map(str, words), "--json"]).stdout
         facts = json.loads(found)
         facts.pop("events", None)
+        for request in facts.get("requests", ()):
+            del request["decided"]  # The table shows the certificate in its place.
         if words[0] == "certificate":
             inner = facts.pop("certificate")
             facts |= {"applied": inner["applied"], "model": inner["model"]}
