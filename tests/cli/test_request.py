@@ -104,6 +104,7 @@ def test_a_client_leaves_a_training_that_runs(tmp_path: Path) -> None:
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+    assert "request 1, client-2: applied" in errors
     with LedgerReader(folder) as reader:
         client = reader.clients()["client-2"]
         assert client.state == "erased"

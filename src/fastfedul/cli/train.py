@@ -27,6 +27,7 @@ from fastfedul.cli.output import (
     out,
     print_facts,
     print_json,
+    show_name,
     show_seconds,
     warn,
 )
@@ -37,6 +38,7 @@ from fastfedul.runs.config import CONFIG, RunConfig, read_options
 from fastfedul.runs.options import OptionField, option_fields, plain_type
 
 if TYPE_CHECKING:
+    from fastfedul.forgetting.requests import AppliedRequest
     from fastfedul.records import ClientId
     from fastfedul.runs.metrics_file import RoundMetrics
     from fastfedul.runs.training import RunSummary
@@ -146,13 +148,14 @@ def _train(
         raise InvalidInputError(
             "--resume reads the run's own config.toml; leave out --config"
         )
+    tell = None if only_json else _tell_request
     if go_on:
         num_rounds = given.get("rounds") or training.load_config(run).rounds
         with (
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(num_rounds, only_json) as show,
         ):
-            summary = training.resume(run, given, show, engine=engine)
+            summary = training.resume(run, given, show, engine=engine, answered=tell)
     else:
         options = read_options(config) if config is not None else {}
         settings = RunConfig.from_options({**options, **given})
@@ -160,11 +163,22 @@ def _train(
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(settings.rounds, only_json) as show,
         ):
-            summary = training.train(settings, run, show, engine=engine)
+            summary = training.train(settings, run, show, engine=engine, answered=tell)
     if only_json:
         print_json(_facts(summary))
     else:
         _show(summary)
+
+
+def _tell_request(done: AppliedRequest) -> None:
+    """Say on standard error, between two rounds, how a request ended."""
+    request = done.request
+    err().print(
+        f"request {request.number}, {show_name(request.client)}: {request.state}"
+        + (f"; {request.answer}" if request.answer else ""),
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def how_to_resume(run: Path) -> str | None:

@@ -77,6 +77,7 @@ _INDEX_BYTES = 128 * 1024
 """Size of the index after a first round, with its room for more rounds."""
 
 Progress = Callable[[RoundMetrics], None]
+Answered = Callable[[AppliedRequest], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ def train(
     progress: Progress | None = None,
     *,
     engine: str = IN_PROCESS,
+    answered: Answered | None = None,
 ) -> RunSummary:
     """Train a federation into a new folder; return how the run ended.
 
@@ -123,6 +125,7 @@ def train(
             `run-1`, `run-2`, ... that is free in the working folder.
         progress: Called after every round.
         engine: Where clients are trained; the run is the same, byte for byte.
+        answered: Called with every request that the run applies or refuses.
 
     Raises:
         InvalidInputError: If the folder is taken, or an option cannot be used.
@@ -134,7 +137,7 @@ def train(
         )
     config = config or RunConfig()
     config = config.with_options(data=findable(config.data.source))
-    return _run(path, config, None, progress, engine)
+    return _run(path, config, None, progress, engine, answered)
 
 
 def _free_folder() -> Path:
@@ -148,6 +151,7 @@ def resume(
     progress: Progress | None = None,
     *,
     engine: str = IN_PROCESS,
+    answered: Answered | None = None,
 ) -> RunSummary:
     """Take up a run where its ledger ends, and finish it.
 
@@ -162,10 +166,12 @@ def resume(
             must be as it was.
         progress: Called after every round.
         engine: Where clients are trained; it may be another engine than before.
+        answered: Called with every request that the run applies or refuses.
     """
     path = Path(folder)
     config = load_config(path)
-    return _run(path, _changed(config, changes or {}), config, progress, engine)
+    changed = _changed(config, changes or {})
+    return _run(path, changed, config, progress, engine, answered)
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -183,6 +189,7 @@ def _run(
     before: RunConfig | None,
     progress: Progress | None,
     engine: str,
+    tell: Answered | None,
 ) -> RunSummary:
     """Train until all rounds are recorded; `before` is the configuration so far."""
     started = time.perf_counter()
@@ -200,6 +207,9 @@ def _run(
         while True:
             done = _answer(ledger, config, method)
             answered += done
+            for one in done:
+                if tell is not None:
+                    tell(one)
             if _forget_due(ledger, config, method) or done:
                 last = None
             if ledger.num_rounds >= config.rounds:
