@@ -57,7 +57,7 @@ class Layout:
         slots = []
         for name, value in arrays.items():
             array = np.asarray(value)
-            _check_parameter_name(name)
+            check_array_name(name)
             if array.dtype.name not in FLOAT_DTYPES:
                 raise InvalidInputError(
                     f"parameter {name!r} has dtype {array.dtype}; parameters are "
@@ -179,14 +179,15 @@ def show_names(names: Iterable[object]) -> str:
     return ", ".join(sorted(f"{name!r:.40}" for name in names)[:5])
 
 
-def _check_parameter_name(name: object) -> None:
+def check_array_name(name: object) -> None:
+    """Raise unless an array of this name can be written to a safetensors file."""
     try:
         storable = isinstance(name, str) and bool(name.encode())
     except UnicodeEncodeError:
         storable = False
     if not storable or name == "__metadata__":
         raise InvalidInputError(
-            f"{name!r:.40} cannot be the name of a parameter in a safetensors file"
+            f"{name!r:.40} cannot be the name of an array in a safetensors file"
         )
 
 

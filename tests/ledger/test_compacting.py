@@ -78,7 +78,7 @@ def test_once_it_has_all_its_pairs_its_size_does_not_grow_with_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that do not count any more are never most of them, but for some spare."""
-    monkeypatch.setattr(sums, "_SPARE_BYTES", 0)
+    monkeypatch.setattr(sums, "SPARE_BYTES", 0)
     with ledger_at(tmp_path / "ledger", 11, history="sums") as ledger:
         small = ledger.head.live_bytes
         assert len(ledger.pairs()) == 64
@@ -99,7 +99,7 @@ def test_few_bytes_that_do_not_count_are_not_worth_moving_the_others(
         live = ledger.head.live_bytes
         for index in range(11, 32):
             ledger.append(round_of(index))
-        assert ledger.num_array_bytes() < 2 * live + sums._SPARE_BYTES
+        assert ledger.num_array_bytes() < 2 * live + sums.SPARE_BYTES
         forget(ledger, ["bela"], erase=True)
         head = ledger.head
         # Headers are all there is between vectors.

@@ -13,7 +13,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.ledger.estimate import FederationSize, estimate
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
-from fastfedul.records import StorageDtype
+from fastfedul.records import History, StorageDtype
 from fastfedul.rng import stream
 
 SIZE = 50_000
@@ -71,3 +71,33 @@ def test_impossible_federations_are_refused(wrong: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"parameters": 10, "clients": 5, "rounds": 3} | wrong
     with pytest.raises(InvalidInputError):
         FederationSize(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("size", "clients", "rounds"), [(300_000, 5, 12), (10_000, 20, 20), (10, 3, 100)]
+)
+@pytest.mark.parametrize("keep", ["all", "sums"])
+def test_no_ledger_takes_much_more_than_was_estimated(
+    size: int, clients: int, rounds: int, keep: str, tmp_path: Path
+) -> None:
+    history: History = "sums" if keep == "sums" else "rounds"
+    start = Model(Params.of({"weights": np.zeros(size, np.float32)}))
+    path, most = tmp_path / "it", 0
+    rng = stream(0, "estimate test", size)
+    with DiskLedger.create(path, start, history=history) as ledger:
+        for index in range(rounds):
+            updates = tuple(
+                ClientUpdate(
+                    f"client-{number}",
+                    1 / clients,
+                    Params.of({"weights": rng.normal(size=size).astype(np.float32)}),
+                )
+                for number in range(clients)
+            )
+            ledger.append(Round(index, updates))
+            files = (p for p in path.rglob("*") if p.is_file())
+            most = max(most, sum(file.stat().st_size for file in files))
+    federation = FederationSize(
+        parameters=size, clients=clients, rounds=rounds, keep=keep
+    )
+    assert most <= 1.1 * estimate(federation, "float32").total

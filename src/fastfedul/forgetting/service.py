@@ -22,7 +22,7 @@ from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
-from fastfedul.ledger.protocol import Ledger, WritableLedger, require_known
+from fastfedul.ledger.protocol import Ledger, WritableLedger, require_known, state_of
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
     Method,
@@ -169,6 +169,7 @@ def forget(
     if erase and _all_forgotten(ledger, names):
         return _erased(ledger, names, files)
     _require_active(ledger, names)
+    computed_at = state_of(ledger)
     found = _computed(ledger, names, method, federation)
     if accept is not None:
         accept(ledger.final, found.model)
@@ -183,6 +184,7 @@ def forget(
         erase=erase,
         model=found.model,
         request=request,
+        computed_at=computed_at,
     )
     return _committed(found, files.follow(), erased=erase)
 

@@ -21,6 +21,7 @@ from fastfedul.params import (
     Flat,
     Layout,
     Params,
+    check_array_name,
     dot,
     show_names,
     weighted_sum,
@@ -94,6 +95,7 @@ def prepare(
     Raises:
         InvalidInputError: If anything about the round is wrong.
     """
+    round_ = _require_round(round_)
     if not isinstance(round_.index, int | np.integer):
         raise InvalidInputError(
             f"the number of a round is a whole number, not {round_.index!r:.40}"
@@ -131,7 +133,7 @@ def prepare(
                 str(update.client),
                 float(update.share),
                 float(update.keep_probability) + 0.0,  # no negative zero
-                update.kept,
+                bool(update.kept),
                 vector,
                 math.sqrt(squares[i]) if vector is not None else math.nan,
                 products[i] if vector is not None else None,
@@ -146,6 +148,44 @@ def prepare(
         ),
         local=_local(round_.local),
     )
+
+
+def _require_round(given: object) -> Round:
+    """Return a round of the right types; a generator of updates is read out.
+
+    Raises:
+        InvalidInputError: If something is of a wrong type.
+    """
+    if not isinstance(given, Round):
+        raise InvalidInputError(
+            f"a round is a fastfedul.Round, not a {type(given).__name__}"
+        )
+    try:
+        updates = tuple(given.updates)
+    except TypeError:
+        raise InvalidInputError("the updates of a round are a tuple of them") from None
+    for update in updates:
+        if not isinstance(update, ClientUpdate):
+            raise InvalidInputError(
+                f"an update is a fastfedul.ClientUpdate, not a {type(update).__name__}"
+            )
+        name = f"{update.client!r:.80}"
+        for what in ("share", "keep_probability"):
+            value = getattr(update, what)
+            if not isinstance(value, int | float | np.integer | np.floating):
+                raise InvalidInputError(
+                    f"the {what.replace('_', ' ')} of client {name} is a number, not "
+                    f"{value!r:.40}"
+                )
+        if not isinstance(update.kept, bool | np.bool_):
+            raise InvalidInputError(
+                f"kept of client {name} is True or False, not {update.kept!r:.40}"
+            )
+    if given.local is not None and not isinstance(given.local, LocalSGD):
+        raise InvalidInputError(
+            f"local training is a fastfedul.LocalSGD, not {given.local!r:.40}"
+        )
+    return replace(given, updates=updates)
 
 
 def _local(given: LocalSGD | None) -> LocalSGD | None:
@@ -180,6 +220,10 @@ def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str,
     """Return the buffers after a round, checked against those of the model."""
     if round_.buffers is None:
         return current.buffers
+    if not isinstance(round_.buffers, Mapping):
+        raise InvalidInputError(
+            f"buffers are a mapping of names to arrays, not {round_.buffers!r:.40}"
+        )
     if set(round_.buffers) != set(current.buffers):
         wrong = set(round_.buffers) ^ set(current.buffers)
         raise InvalidInputError(f"buffer names differ: {show_names(wrong)}")
@@ -190,6 +234,7 @@ def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, A
     """Return copies of buffers whose names and dtypes can be stored."""
     parameters = {slot.name for slot in layout.slots}
     for name, buffer in buffers.items():
+        check_array_name(name)
         if name in parameters:
             raise InvalidInputError(f"{name!r} is both a parameter and a buffer")
         if not supported_buffer(np.asarray(buffer)):
@@ -199,6 +244,13 @@ def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, A
             )
     native = {name: np.asarray(buffer) for name, buffer in buffers.items()}
     return {name: np.array(b, b.dtype.newbyteorder("=")) for name, b in native.items()}
+
+
+def own_copy(model: Model) -> Model:
+    """Return a model that somebody else may change."""
+    flat = model.params.flat.copy()
+    buffers = {name: np.array(buffer) for name, buffer in model.buffers.items()}
+    return Model(Params(model.params.layout, flat), buffers)
 
 
 def cleaned_model(current: Model, delta: Flat, cleaned: Model | None) -> Model:
@@ -302,6 +354,10 @@ def _flat(value: Mapping[str, Array], layout: Layout, what: str) -> Flat:
         return layout.flatten(value)
     except InvalidInputError as error:
         raise InvalidInputError(f"{what}: {error}") from None
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidInputError(
+            f"{what} is a mapping of names to arrays, not {value!r:.40}"
+        ) from None
 
 
 def _measure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -38,11 +39,16 @@ from fastfedul.ledger.changes.drop import make_room
 from fastfedul.ledger.changes.erase import erase_clients
 from fastfedul.ledger.changes.forget import forget_clients, move_model
 from fastfedul.ledger.changes.log import add_event
-from fastfedul.ledger.checks import cleaned_model, prepare, require_buffers
+from fastfedul.ledger.checks import (
+    cleaned_model,
+    own_copy,
+    prepare,
+    require_buffers,
+)
 from fastfedul.ledger.erasure import check_erasable
 from fastfedul.ledger.own_sums import own_difference
 from fastfedul.ledger.pairs import NO_LIMIT
-from fastfedul.ledger.protocol import require_known
+from fastfedul.ledger.protocol import LedgerState, require_known, require_state
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
@@ -477,6 +483,7 @@ class DiskLedger(LedgerReader):
         """Open a ledger and become its one writer."""
         super().__init__(path, custom=custom, write=True)
         self._lock = -1
+        self._busy = threading.Lock()
         self._pool = ThreadPoolExecutor(_WRITERS)
         self._last_step: tuple[int, Flat] | None = None
         self._model_now: tuple[bytes, Model] | None = None
@@ -579,7 +586,8 @@ class DiskLedger(LedgerReader):
         self._model_now = (change.head.model, recorded.model)
         exact = self._settings.step_dtype == "float32"
         self._last_step = (recorded.index, recorded.step.copy()) if exact else None
-        return recorded.model
+        # The caller may change it; what the next round is added to must stay.
+        return own_copy(recorded.model)
 
     def commit_forgetting(
         self,
@@ -590,6 +598,7 @@ class DiskLedger(LedgerReader):
         erase: bool = False,
         model: Model | None = None,
         request: int | None = None,
+        computed_at: LedgerState | None = None,
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too.
 
@@ -602,14 +611,17 @@ class DiskLedger(LedgerReader):
             erase: Also rewrite the history as if they had never been there.
             model: The cleaned model; None for the current one moved by delta.
             request: Number of a request that must still be waiting.
+            computed_at: State of the ledger that delta was computed from.
 
         Raises:
-            RequestClosedError: If it is not; nothing has happened then.
+            RequestClosedError: If the request is not waiting.
+            LedgerError: If the ledger has changed since. Nothing has happened then.
         """
         require_known(self, clients)
         # Large models: what is not needed while the history is rewritten must go.
         self._last_step = self._model_now = None
         with self._changing("the forgetting") as change:
+            require_state(self, computed_at)
             move_model(change, cleaned_model(self.final, delta, model), delta)
             forget_clients(self, change, clients, details, erase=erase, request=request)
 
@@ -688,6 +700,11 @@ class DiskLedger(LedgerReader):
             what: What is changed, for messages.
             for_good: Whether files that it removes must stay away after power loss.
         """
+        if not self._busy.acquire(blocking=False):
+            raise LedgerError(
+                f"{what} was not recorded: this ledger is being changed already; use "
+                "it from one thread at a time"
+            )
         change: Transaction | None = None
         try:
             with self._explained(what), self.index.writing():
@@ -700,6 +717,8 @@ class DiskLedger(LedgerReader):
             if change is not None:
                 self._undo(change)
             raise
+        finally:
+            self._busy.release()
         change.clean_up(for_good=for_good)
 
     def _undo(self, change: Transaction) -> None:

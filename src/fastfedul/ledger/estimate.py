@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.changes.sums import SPARE_BYTES
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.pairs import RESERVOIR
+from fastfedul.ledger.store.arrays import page_end
 from fastfedul.ledger.store.codec import STORAGE_DTYPES, encoded_bytes
 from fastfedul.ledger.store.transaction import SHARED_BYTES
 from fastfedul.records import StorageDtype
@@ -24,8 +26,11 @@ parameter, on two cores."""
 _SAMPLED = 64
 """Updates of the others that forgetting reads, three times."""
 
-_ROW_BYTES = 400
-"""What the index takes for a participant of a round."""
+_ROW_BYTES, _INDEX_BYTES = 400, 100_000
+"""What the index takes for a participant of a round, and when it is empty."""
+
+_ENTRY_BYTES = 90
+"""What the header of a file takes for a vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +136,22 @@ def estimate(
     size, rounds = federation.parameters, federation.rounds
     exact, update = encoded_bytes("float32", size), encoded_bytes(dtype, size)
     models = 2 * exact
-    index = _ROW_BYTES * (federation.drawn + 1) * rounds
+    index = _INDEX_BYTES + _ROW_BYTES * (federation.drawn + 1) * rounds
     appearances = max(1, round(federation.drawn * rounds / federation.clients))
     sampled = min(_SAMPLED, federation.kept * rounds or _SAMPLED)
     if federation.keep == "sums":
-        pairs = min(RESERVOIR, federation.drawn * (federation.drawn - 1) // 2)
-        live = federation.clients * exact + pairs * update
-        # Sums are replaced in new files; up to as many bytes as count do not count.
-        per_round, constant, headroom = 0, models + live, live
+        of_round = federation.drawn * (federation.drawn - 1) // 2
+        pairs = min(RESERVOIR, rounds * of_round)
+        live = federation.clients * exact + pairs * update + models
         written = federation.drawn * exact + exact
+        # Sums are replaced in new files. So many bytes may not count any more.
+        dead = min(live + SPARE_BYTES, rounds * (written + pairs * update))
+        per_round, constant, headroom = 0, live + dead, live
         read = exact + 3 * pairs * update
     else:
-        per_round = federation.kept * update + exact
+        per_round = federation.kept * (update + _ENTRY_BYTES) + exact + _ENTRY_BYTES
+        if per_round <= SHARED_BYTES:
+            per_round = page_end(per_round)
         constant = models
         headroom = appearances * _rewritten_bytes(per_round, update, exact) + exact
         written = per_round + exact

@@ -12,14 +12,24 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import Aggregation
-from fastfedul.ledger.checks import cleaned_model, prepare, require_buffers
+from fastfedul.ledger.checks import (
+    cleaned_model,
+    own_copy,
+    prepare,
+    require_buffers,
+)
 from fastfedul.ledger.erasure import (
     RewrittenRound,
     check_erasable,
     rewritten_rounds,
 )
 from fastfedul.ledger.own_sums import own_difference
-from fastfedul.ledger.protocol import now, require_known
+from fastfedul.ledger.protocol import (
+    LedgerState,
+    now,
+    require_known,
+    require_state,
+)
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
@@ -105,6 +115,12 @@ class _Client:
     updates: dict[int, UpdateEntry]
 
 
+def _with_own_buffers(model: Model) -> Model:
+    """Return a model whose buffers the caller may change; parameters are read-only."""
+    buffers = {name: np.array(buffer) for name, buffer in model.buffers.items()}
+    return Model(model.params, buffers)
+
+
 def _counted(client: _Client) -> ClientEntry:
     """Return a client's entry with totals over its rounds."""
     updates = client.updates.values()
@@ -167,12 +183,12 @@ class MemoryLedger:
     @property
     def initial(self) -> Model:
         """The model before the first round."""
-        return self._initial
+        return _with_own_buffers(self._initial)
 
     @property
     def final(self) -> Model:
         """The model now."""
-        return self._final
+        return _with_own_buffers(self._final)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Hold one consistent view for the time of a `with` block."""
@@ -309,7 +325,7 @@ class MemoryLedger:
             )
         )
         self._final = recorded.model
-        return recorded.model
+        return own_copy(recorded.model)
 
     def commit_forgetting(
         self,
@@ -320,8 +336,10 @@ class MemoryLedger:
         erase: bool = False,
         model: Model | None = None,
         request: int | None = None,
+        computed_at: LedgerState | None = None,
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too."""
+        require_state(self, computed_at)
         if request is not None:
             raise InvalidInputError("a ledger in memory has no requests")
         require_known(self, clients)

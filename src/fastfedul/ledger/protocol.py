@@ -117,6 +117,7 @@ class WritableLedger(Ledger, Protocol):
         erase: bool = False,
         model: Model | None = None,
         request: int | None = None,
+        computed_at: LedgerState | None = None,
     ) -> None:
         """Move the model by delta and bar the clients; optionally erase them too.
 
@@ -127,12 +128,33 @@ class WritableLedger(Ledger, Protocol):
             erase: Whether to rewrite the history as if they had never been there.
             model: The cleaned model; None for the current one moved by delta.
             request: Number of a request that must still be waiting.
+            computed_at: State of the ledger that delta was computed from; if it has
+                changed since, nothing happens and an error says so.
         """
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]
     ) -> None:
         """Rewrite the history as if forgotten clients had never been there."""
+
+
+LedgerState = tuple[int, bytes, int]
+"""Rounds, chain and entries of the log: what a forgetting is computed from."""
+
+
+def state_of(ledger: Ledger) -> LedgerState:
+    """Return what changes with every round and every forgetting."""
+    with ledger.snapshot():
+        return ledger.num_rounds, ledger.chain, len(ledger.events())
+
+
+def require_state(ledger: Ledger, state: LedgerState | None) -> None:
+    """Raise if a ledger is not in a state any more."""
+    if state is not None and state_of(ledger) != state:
+        raise LedgerError(
+            "the ledger has changed since the forgetting was computed, so nothing was "
+            "forgotten; forget again, between two rounds"
+        )
 
 
 def vector(ledger: Ledger, ref: VectorRef) -> Flat:

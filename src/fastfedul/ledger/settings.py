@@ -54,8 +54,11 @@ class LedgerSettings:
             raise InvalidInputError(
                 f"the history is rounds or sums, not {self.history!r:.40}"
             )
-        if self.budget is not None and self.budget < 1:
-            raise InvalidInputError(f"the budget is {self.budget} bytes; choose more")
+        if self.budget is not None and not 1 <= self.budget < 2**63:
+            choose = "more" if self.budget < 1 else "less"
+            raise InvalidInputError(
+                f"the budget is {self.budget} bytes; choose {choose}"
+            )
         if self.aggregation != MEAN and (self.history == "sums" or self.budget):
             raise InvalidInputError(
                 f"{self.aggregation!r:.40} is replayed from every update of a round, "

@@ -40,7 +40,7 @@ from fastfedul.records import ClientId
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
-_SPARE_BYTES = 16 << 20
+SPARE_BYTES = 16 << 20
 """Bytes that do not count any more and are not worth moving anything for."""
 
 PlacedPair = tuple[OfferedPair, tuple[int, int, int]]
@@ -134,13 +134,13 @@ def collect_garbage(change: Transaction, *, all_of_it: bool = False) -> None:
         all_of_it: Leave no byte that does not count, as an erasure must.
     """
     head = change.head
-    if not all_of_it and head.array_bytes <= 2 * head.live_bytes + _SPARE_BYTES:
+    if not all_of_it and head.array_bytes <= 2 * head.live_bytes + SPARE_BYTES:
         return
     dead = head.array_bytes - head.live_bytes
     chosen = []
     files = change.index.rows(FileRow)
     for row in sorted(files, key=lambda file: file.live_bytes / file.num_bytes):
-        if not all_of_it and dead <= head.live_bytes / 2 + _SPARE_BYTES:
+        if not all_of_it and dead <= head.live_bytes / 2 + SPARE_BYTES:
             break
         dead -= row.num_bytes - row.live_bytes
         chosen.append(row.file)

@@ -256,8 +256,10 @@ class ArrayWriter:
         self._pending: list[bytes | memoryview] = []
         self._pending_at = end
         self._pending_end = end
-        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if end else os.O_CREAT | os.O_EXCL)
-        self._descriptor = os.open(folder / file_name(number), flags, 0o600)
+        path = folder / file_name(number)
+        self._descriptor = (
+            os.open(path, os.O_WRONLY | os.O_CLOEXEC) if end else _create(path)
+        )
 
     def __enter__(self) -> ArrayWriter:
         return self
@@ -383,16 +385,13 @@ def write_model(
         tail.append(data)
     header, end = _padded(entries), b"".join(tail)
     pieces = [memoryview(header), _bytes(flat), memoryview(end)]
-    path = folder / file_name(number)
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-    )
+    descriptor = _create(folder / file_name(number))
     try:
         for piece in pieces:
             view = piece
             while view:
                 view = view[os.write(descriptor, view) :]
-        hasher = blake3(max_threads=blake3.AUTO)
+        hasher = blake3()
         for piece in pieces:
             hasher.update(piece)
         checksums = xxh3_64_digest(header) + _checksums(np.empty(0, np.float32), flat)
@@ -519,7 +518,7 @@ def copy_raw(folder: Path, source: Source, to: int, offset: int) -> None:
 
 def damage_of(descriptor: int, source: Source) -> str | None:
     """Return what is wrong with the bytes of a stored vector; None if nothing is."""
-    hasher = blake3(max_threads=blake3.AUTO)
+    hasher = blake3()
     try:
         for at in range(0, source.num_bytes, _COPY_BYTES):
             count = min(_COPY_BYTES, source.num_bytes - at)
@@ -534,7 +533,7 @@ def damage_of(descriptor: int, source: Source) -> str | None:
 
 def file_digest(path: Path) -> bytes:
     """Return the BLAKE3 digest of a file."""
-    hasher = blake3(max_threads=blake3.AUTO)
+    hasher = blake3()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(1 << 22):
             hasher.update(chunk)
@@ -548,6 +547,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _create(path: Path) -> int:
+    """Return the descriptor of a new file, in the place of one that does not count.
+
+    A number is given out again if its change was not committed. What an interrupted
+    change left there may still be written to, so it is unlinked and not truncated.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o600)
 
 
 def _hashed(

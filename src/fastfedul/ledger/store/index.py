@@ -92,8 +92,8 @@ class Index:
         if self._in_transaction():
             yield
             return
-        self._execute("BEGIN")
         try:
+            self._execute("BEGIN")
             yield
         finally:
             self._roll_back()
@@ -103,8 +103,8 @@ class Index:
         """Commit everything or, on any error, nothing."""
         if self._in_transaction():
             raise LedgerError("a ledger cannot be changed inside its snapshot")
-        self._execute("BEGIN IMMEDIATE")
         try:
+            self._execute("BEGIN IMMEDIATE")
             yield
             self._execute("COMMIT")
         except BaseException:
