@@ -95,7 +95,7 @@ def prepare(
     Raises:
         InvalidInputError: If anything about the round is wrong.
     """
-    round_ = _require_round(round_)
+    round_ = require_round(round_)
     if not isinstance(round_.index, int | np.integer):
         raise InvalidInputError(
             f"the number of a round is a whole number, not {round_.index!r:.40}"
@@ -150,7 +150,7 @@ def prepare(
     )
 
 
-def _require_round(given: object) -> Round:
+def require_round(given: object) -> Round:
     """Return a round of the right types; a generator of updates is read out.
 
     Raises:

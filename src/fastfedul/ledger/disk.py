@@ -40,10 +40,12 @@ from fastfedul.ledger.changes.erase import erase_clients
 from fastfedul.ledger.changes.forget import forget_clients, move_model
 from fastfedul.ledger.changes.log import add_event
 from fastfedul.ledger.checks import (
+    check_name,
     cleaned_model,
     own_copy,
     prepare,
     require_buffers,
+    require_round,
 )
 from fastfedul.ledger.erasure import check_erasable
 from fastfedul.ledger.own_sums import own_difference
@@ -569,7 +571,8 @@ class DiskLedger(LedgerReader):
         Returns:
             The model after the round.
         """
-        head = self.head
+        round_ = require_round(round_)
+        head, states = self.head, self._states(round_)
         recorded = prepare(
             round_,
             self._settings,
@@ -578,7 +581,7 @@ class DiskLedger(LedgerReader):
             previous_step=None
             if self._settings.history == "sums"
             else self._previous_step(head.num_rounds),
-            state_of=self._state_of,
+            state_of=states.get,
         )
         with self._changing(f"round {recorded.index}", for_good=False) as change:
             append_round(change, recorded)
@@ -679,10 +682,14 @@ class DiskLedger(LedgerReader):
             self._model_now = (head.model, model)
         return self._model_now[1]
 
-    def _state_of(self, client: ClientId) -> ClientState | None:
+    def _states(self, round_: Round) -> dict[ClientId, ClientState]:
+        """Return the states of the participants that the ledger knows."""
+        names = [update.client for update in round_.updates]
+        for name in names:
+            check_name(name)
         with self.index.reading():
-            row = self.index.client(client)
-        return row.state if row else None
+            found = ((name, self.index.client(name)) for name in names)
+            return {name: row.state for name, row in found if row is not None}
 
     def _previous_step(self, num_rounds: int) -> Flat | None:
         if num_rounds == 0:
