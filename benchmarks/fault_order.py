@@ -120,7 +120,7 @@ def out_of_order(calls: Sequence[Call], path: Path, *, for_good: bool) -> Iterat
     created = [c for c in calls if c.name == "openat" and "O_CREAT" in c.text]
     created = [c for c in created if c.paths[-1].startswith(f"{arrays}/")]
     if not created:
-        yield "no array file was created, not even that of the model"
+        yield "no array file was created, not even the file of the model"
         return
     folder = first(syncs(calls, arrays), after=max(c.end for c in created))
     journal_syncs = syncs(calls, journal)

@@ -71,7 +71,7 @@ class Sizes:
     """How much of everything.
 
     Attributes:
-        parameters: Models that are forgotten from, by the name of the size.
+        parameters: Sizes of the models from whose ledgers a client is forgotten.
         rounds_of: Rounds of each of these ledgers.
         written: Models that a round of ten clients is appended for.
         rounds: Rounds of the long ledger, of 256 parameters.

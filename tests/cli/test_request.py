@@ -311,7 +311,7 @@ def test_a_certificate_can_be_checked_with_other_tools(
     ledger: Path, tmp_path: Path
 ) -> None:
     """As docs/requests.md says: RFC 8785 and OpenSSL."""
-    if shutil.which("openssl") is None:
+    if shutil.which("openssl") is None and os.environ.get("CI") != "true":
         pytest.skip("needs openssl")
     public = run_json("key", "new")["public_path"]
     add_request(ledger, "bob", "naïve \U0001f600")

@@ -132,21 +132,7 @@ def _count_updates(change: Transaction, recorded: RecordedRound) -> list[ClientR
         row = change.index.client(update.client)
         if row is None:
             number = change.index.counts[ClientRow.table] + len(new) + 1
-            row = ClientRow(
-                id=number,
-                name=update.client,
-                state="active",
-                num_updates=0,
-                num_kept=0,
-                num_summed=0,
-                num_norms=0,
-                shares=0.0,
-                norms=0.0,
-                forgotten_at=None,
-                file=None,
-                difference=None,
-                difference_off=0.0,
-            )
+            row = ClientRow(number, update.client, "active")
             new.append(row)
         known = update.vector is not None
         row = replace(

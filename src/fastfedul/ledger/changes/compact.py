@@ -122,9 +122,7 @@ def _placed(
     numbers: dict[str, int] = {}
     for _, _, left, right in offered:
         for name in (left.client, right.client):
-            row = change.index.client(name)
-            assert row is not None
-            numbers[name] = row.id
+            numbers[name] = change.client(name).id
     pairs = []
     for index, pair, left, right in offered:
         # A sampled pair stands for those that were not kept, too.

@@ -57,7 +57,7 @@ def erase_clients(
         add_adjustment(
             change, forgotten_at, -correction_of(ledger, clients, forgotten_at)
         )
-    rows = [_client(change, client) for client in clients]
+    rows = [change.client(client) for client in clients]
     numbers = frozenset(row.id for row in rows)
     touched = {
         update.round for client in clients for update in ledger.updates_of(client)
@@ -113,30 +113,12 @@ def _changes(
 
 
 def _drop_client(change: Transaction, client: ClientId) -> None:
-    row = _client(change, client)
+    row = change.client(client)
     change.index.delete(UpdateRow, client=row.id)
     for pair in change.index.rows(PairRow):
         if row.id in (pair.client, pair.other):
             drop_pair(change, pair)
     release_sum(change, row)
-    change.index.replace(
-        replace(
-            row,
-            state="erased",
-            num_updates=0,
-            num_kept=0,
-            num_summed=0,
-            num_norms=0,
-            shares=0.0,
-            norms=0.0,
-            file=None,
-            difference=None,
-            difference_off=0.0,
-        )
-    )
-
-
-def _client(change: Transaction, client: ClientId) -> ClientRow:
-    row = change.index.client(client)
-    assert row is not None
-    return row
+    # A new row: nothing but this is left of the client.
+    at = row.forgotten_at
+    change.index.replace(ClientRow(row.id, row.name, "erased", forgotten_at=at))

@@ -42,8 +42,7 @@ def forget_clients(
         raise RequestClosedError(f"request {request} is not waiting any more")
     at = change.head.num_rounds
     for client in clients:
-        row = index.client(client)
-        assert row is not None
+        row = change.client(client)
         index.replace(replace(row, state="forgotten", forgotten_at=at))
     if erase:
         details = {**details, **erase_clients(ledger, change, clients)}

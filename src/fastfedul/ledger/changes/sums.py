@@ -211,7 +211,7 @@ def erase_from_sums(
                 f"the length of an update of client {name!r:.80} was never known, "
                 "so its sum cannot be corrected; forget without erasing"
             )
-        rows.append(replace(_known(change, name), difference_off=off))
+        rows.append(replace(change.client(name), difference_off=off))
         corrections.append((own.value, of_joint.value))
     lengths: list[float] = []
 
@@ -239,7 +239,7 @@ def _take_out(
     gone: dict[int, list[float]] = {}
     numbers = set()
     for client in clients:
-        numbers.add(_known(change, client).id)
+        numbers.add(change.client(client).id)
         for update in ledger.updates_of(client):
             gone.setdefault(update.round, []).append(update.share)
     names: dict[int, str] = {}
@@ -273,12 +273,6 @@ def release_sum(change: Transaction, client: ClientRow) -> None:
     if client.difference is not None:
         size = change.settings.layout.size
         change.release(client.file, encoded_bytes("float32", size))
-
-
-def _known(change: Transaction, client: ClientId) -> ClientRow:
-    row = change.index.client(client)
-    assert row is not None
-    return row
 
 
 def _difference(left: RecordedUpdate, right: RecordedUpdate) -> Flat:

@@ -61,8 +61,8 @@ class Stored:
     Attributes:
         offset: Where its bytes begin.
         digest: BLAKE3 digest of its bytes.
-        checksums: XXH3 checksums; of a vector one for each block, of a model the
-            header's, then the blocks', then that of the buffers if there are any.
+        checksums: XXH3 checksums. A vector has one for each block. A model has one for
+            the header, one for each block, and one for the buffers if it has any.
     """
 
     offset: int

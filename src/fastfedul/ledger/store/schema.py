@@ -63,16 +63,16 @@ class ClientRow(Row):
     id: int
     name: str
     state: ClientState
-    num_updates: int
-    num_kept: int
-    num_summed: int
-    num_norms: int
-    shares: float
-    norms: float
-    forgotten_at: int | None
-    file: int | None
-    difference: bytes | None
-    difference_off: float
+    num_updates: int = 0
+    num_kept: int = 0
+    num_summed: int = 0
+    num_norms: int = 0
+    shares: float = 0.0
+    norms: float = 0.0
+    forgotten_at: int | None = None
+    file: int | None = None
+    difference: bytes | None = None
+    difference_off: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
 from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.params import Flat
-from fastfedul.records import Model, StorageDtype, VectorRef
+from fastfedul.records import ClientId, Model, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
 """Number of the file of the model that a ledger starts from."""
@@ -196,6 +196,12 @@ class Transaction:
         """Return a stored vector as something that can be read or copied."""
         size = self.settings.layout.size
         return Source(file, Stored.unpacked(column), dtype, size, place)
+
+    def client(self, name: ClientId) -> ClientRow:
+        """Return the row of a client that the ledger knows."""
+        row = self.index.client(name)
+        assert row is not None
+        return row
 
     def difference_of(self, client: ClientRow) -> Flat:
         """Return the stored sum of a client; zeros for one without a round."""
