@@ -1,30 +1,81 @@
-"""Text files that are there whole, or as they were before."""
+"""Files that hold their old content or their new content, never a part of it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and put it there when it is on the disk.
+    """Write a text file; when this returns, it survives power loss.
 
     Raises:
-        OSError: If it cannot be written; the place is then as it was.
+        OSError: If the file cannot be written; the old file is still there then.
     """
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    with placed(path, [text.encode("utf-8")]):
+        pass
+
+
+@contextlib.contextmanager
+def placed(path: Path, pieces: Iterable[bytes | memoryview]) -> Iterator[None]:
+    """Write a file beside its place, and move it there when the block succeeds.
+
+    So a full disk shows before the block does anything.
+
+    Args:
+        path: The place of the file; a file that is there gives way.
+        pieces: The content.
+
+    Raises:
+        OSError: If the file cannot be written, or cannot be moved.
+    """
+    _remove_leftovers(path)
+    temporary = _temporary(path, os.getpid())
     try:
         with temporary.open("wb") as file:
-            file.write(text.encode("utf-8"))
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
+        yield
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new, renamed and removed files of a folder survive power loss."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: Path, process: int) -> Path:
+    return path.with_name(f".{path.name}.new-{process}")
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left when they wrote this file."""
+    start = _temporary(path, 0).name.removesuffix("0")
+    with contextlib.suppress(OSError):
+        for found in path.parent.iterdir():
+            process = found.name.removeprefix(start)
+            ours = found.name.startswith(start) and process.isdecimal()
+            if ours and not _is_running(int(process)):
+                found.unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass  # It runs for somebody else.
+    return True

@@ -45,13 +45,15 @@ _SCALES_PER_BLOCK = BLOCK_VALUES // codec.SCALE_BLOCK
 _ALIGNMENT = 64
 _STORED = struct.Struct("<q32s")
 
-_BUFFER_NAMES = {
+DTYPE_NAMES = {
     "bool": "BOOL",
     **{f"{kind}int{bits}": f"{kind.upper() or 'I'}{bits}"
        for kind in ("", "u") for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
 }  # fmt: skip
-_BUFFER_DTYPES = {short: name for name, short in _BUFFER_NAMES.items()}
+"""Names of dtypes in safetensors."""
+
+_BUFFER_DTYPES = {short: name for name, short in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def image_header(parts: Sequence[tuple[str, StorageDtype, int]]) -> bytes:
         kind = codec.SAFETENSORS_NAMES[dtype]
         entries[name] = _entry(kind, (size,), start, num_bytes)
         start += num_bytes
-    return _padded(entries)
+    return padded_header(entries)
 
 
 def image_bytes(parts: Sequence[tuple[str, StorageDtype, int]]) -> int:
@@ -379,11 +381,11 @@ def write_model(
     for name, buffer in buffers.items():
         array = np.asarray(buffer)
         data = array.tobytes()
-        short = _BUFFER_NAMES[array.dtype.name]
+        short = DTYPE_NAMES[array.dtype.name]
         entries[name] = _entry(short, array.shape, start, len(data))
         start += len(data)
         tail.append(data)
-    header, end = _padded(entries), b"".join(tail)
+    header, end = padded_header(entries), b"".join(tail)
     pieces = [memoryview(header), _bytes(flat), memoryview(end)]
     descriptor = _create(folder / file_name(number))
     try:
@@ -404,7 +406,7 @@ def write_model(
 
 def supported_buffer(array: Array) -> bool:
     """Return whether a buffer's dtype can be stored."""
-    return array.dtype.name in _BUFFER_NAMES
+    return array.dtype.name in DTYPE_NAMES
 
 
 def read_model(
@@ -627,7 +629,8 @@ def _entry(
     }
 
 
-def _padded(entries: Mapping[str, object]) -> bytes:
+def padded_header(entries: Mapping[str, object]) -> bytes:
+    """Return the header of a safetensors file or image, given its entries."""
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
-from fastfedul.ledger.store.arrays import sync_folder
+from fastfedul.files import placed
+from fastfedul.ledger.store.arrays import DTYPE_NAMES, padded_header
 from fastfedul.ledger.store.folder import why
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
@@ -106,32 +106,44 @@ def model_written(
             dtype it is written in.
     """
     _check_place(path)
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     arrays = {**_exported(path, model.params), **model.buffers}
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            # Not ascontiguousarray, which would give a single number a shape.
-            save_file(
-                {k: np.asarray(v, order="C") for k, v in arrays.items()},
-                temporary,
-                dict(notes) if notes else None,
-            )
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-        except (OSError, SafetensorError) as error:
+            stack.enter_context(placed(path, _pieces(arrays, notes or {})))
+        except OSError as error:
             raise LedgerError(f"cannot write {path}: {why(error)}") from None
         yield
         try:
-            temporary.replace(path)
-            sync_folder(path.parent)
+            stack.close()
         except OSError as error:
             raise LedgerError(
                 f"the model was not put at {path}: {why(error)}; what was done before "
                 "is done"
             ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+
+
+def _pieces(
+    arrays: Mapping[str, Array], notes: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """Yield the content of a safetensors file, without a second copy of the arrays.
+
+    The library's own writer makes a file of a random name, which a killed process
+    would leave behind for good.
+    """
+    header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
+    start = 0
+    for name, array in arrays.items():
+        end = start + array.nbytes
+        header[name] = {
+            "dtype": DTYPE_NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    yield padded_header(header)
+    for array in arrays.values():
+        # Not ascontiguousarray, which would give a single number a shape.
+        yield np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
 def _check_place(path: Path) -> None:
