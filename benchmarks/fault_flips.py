@@ -18,7 +18,6 @@ from rich.progress import Progress
 from benchmarks.fault_writer import (
     METHOD,
     NUM_CLIENTS,
-    SHOWN,
     Problems,
     initial,
     sent,
@@ -79,15 +78,19 @@ class Flips:
         """All flips."""
         return self.detected + self.harmless + self.silent + self.crashed
 
-    def summary(self) -> dict[str, object]:
-        """Return the counts and the first examples."""
+    def counts(self) -> dict[str, int]:
+        """Return the counts."""
         return {
+            "faults": self.flips,
             "of_index": self.of_index,
             "of_index_in_slack": self.index_slack,
             "of_arrays": self.of_arrays,
             "detected": self.detected,
             "harmless": self.harmless,
-            "examples": self.examples[:SHOWN],
+            "silent": self.silent,
+            "crashed": self.crashed,
+            "verify_missed": self.verify_missed,
+            "files_destroyed": self.destroyed,
         }
 
 

@@ -28,7 +28,7 @@ from benchmarks.fault_writer import Problems
 from fastfedul.rng import stream
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
-"""Errors that calls fail with, in turn."""
+"""Errors that calls fail with."""
 
 _NO_KEY = {"FASTFEDUL_KEY": "", "XDG_CONFIG_HOME": "."}
 
@@ -85,28 +85,33 @@ def attempt_of(
 
 
 def sweep(
-    folder: Path, fault: Fault, wanted: int | None, seed: int, display: Progress
+    fault: Fault, folder: Path, wanted: int, seed: int, display: Progress
 ) -> Sweep:
     """Let a fault strike at system calls of every scenario.
 
     Args:
-        folder: Where runs are put.
         fault: `kill` or `fail`.
-        wanted: Number of faults, drawn at random; None for one at every call.
+        folder: Where runs are put.
+        wanted: Number of faults, drawn at random; at most each fault at each call.
         seed: Seed of the draw.
         display: Shows the progress.
     """
     tally = Sweep()
     with Server() as server:
         stages = [prepare(folder / "sweep", s, server) for s in SCENARIOS]
-        places = [(s, call) for s in stages for call in range(1, s.calls + 1)]
-        if wanted is not None and wanted < len(places):
-            rng = stream(seed, f"sweep {fault}")
-            chosen = sorted(rng.choice(len(places), wanted, replace=False).tolist())
-            places = [places[number] for number in chosen]
+        errors = ERRORS if fault == "fail" else (0,)
+        places = [
+            (stage, call, error)
+            for stage in stages
+            for call in range(1, stage.calls + 1)
+            for error in errors
+        ]
+        rng = stream(seed, f"sweep {fault}")
+        size = min(wanted, len(places))
+        chosen = sorted(rng.choice(len(places), size, replace=False).tolist())
+        places = [places[number] for number in chosen]
         task = display.add_task(f"{fault} at system calls", total=len(places))
-        for number, (stage, call) in enumerate(places):
-            error = ERRORS[number % len(ERRORS)]
+        for stage, call, error in places:
             struck, problems = _strike(stage, folder, server, fault, call, error)
             tally.faults += struck
             tally.problems += problems
@@ -137,8 +142,8 @@ def _strike(
         attempt_of(stage.scenario, run, fault=fault, call=call, error=error)
     )
     struck = first.killed if fault == "kill" else bool(first.place)
-    name = errno.errorcode.get(error, "") if fault == "fail" else ""
-    where = f"{stage.scenario.name}, {fault} {name} at {call} ({first.place})"
+    name = errno.errorcode[error] if error else "SIGKILL"
+    where = f"{stage.scenario.name}, {name} at {call} ({first.place})"
     return struck, [
         f"{where}: {text}" for text in _aftermath(stage, run, server, fault, first)
     ]
