@@ -19,7 +19,7 @@ from fastfedul.forgetting.certificates import (
 from fastfedul.forgetting.folder import RUN_CONFIG, RUN_MODEL, write_run_model
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store.model_files import read_model
-from fastfedul.records import VectorRef
+from fastfedul.records import History, VectorRef
 
 SIZE = 600
 ROUNDS = 5
@@ -72,7 +72,7 @@ def build(name: str, path: str) -> None:
     [scenario] = [one for one in SCENARIOS if one.name == name]
     run = Path(path)
     run.mkdir(parents=True)
-    history = "sums" if scenario.sums else "rounds"
+    history: History = "sums" if scenario.sums else "rounds"
     with DiskLedger.create(run / "ledger", initial(SIZE), history=history) as ledger:
         for index in range(ROUNDS):
             ledger.append(sent(SEED, index, SIZE))

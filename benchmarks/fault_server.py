@@ -244,9 +244,9 @@ def _run(arguments: list[str]) -> int:
 
 def _give_each_vector_a_file() -> None:
     """Treat small models as large ones, whose vectors do not share files."""
-    from fastfedul.ledger.changes import append, rewrite
-
-    append.SHARED_BYTES = rewrite.SHARED_BYTES = 0
+    for name in ("append", "rewrite"):
+        module = import_module(f"fastfedul.ledger.changes.{name}")
+        setattr(module, "SHARED_BYTES", 0)  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -726,7 +726,8 @@ class DiskLedger(LedgerReader):
             raise
         finally:
             self._busy.release()
-        change.clean_up(for_good=for_good)
+        with self._explained(f"the removal of files after {what}"):
+            change.clean_up(for_good=for_good)
 
     def _undo(self, change: Transaction) -> None:
         """Remove a failed change's files if it is certain not to be committed.

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfedul.errors import LedgerError
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
@@ -252,16 +253,31 @@ class Transaction:
         self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
-        """Remove what the committed change made superfluous.
+        """Remove files that the committed change made superfluous.
 
         Args:
-            for_good: Whether it must stay away after power loss. Otherwise it may come
-                back, and the next writer sweeps it.
+            for_good: Whether they must be gone, also after power loss, when this
+                returns. Otherwise a file may stay, and the next writer sweeps it.
+
+        Raises:
+            LedgerError: If a file must be gone and is still there.
         """
-        for number in self._removed:
-            self._unlink(number)
-        if self._removed and for_good:
+        left = [reason for n in sorted(self._removed) if (reason := self._unlink(n))]
+        if not self._removed or not for_good:
+            return
+        if not left:
             arrays.sync_folder(self.folder)
+            left = [
+                f"{arrays.file_name(number)}: it is still there"
+                for number in sorted(self._removed)
+                if (self.folder / arrays.file_name(number)).exists()
+            ]
+        if left:
+            raise LedgerError(
+                f"the change is recorded, but {len(left)} of the files that it made "
+                f"superfluous cannot be removed from {self.folder}, and still hold "
+                f"what was to go: {left[0]}; see to it and repeat the command"
+            )
 
     def undo(self) -> None:
         """Remove what a change wrote that was not committed."""
@@ -287,7 +303,13 @@ class Transaction:
             live_bytes=self.head.live_bytes + live_bytes,
         )
 
-    def _unlink(self, number: int) -> None:
-        # What cannot be removed now is swept away on the next open.
-        with contextlib.suppress(OSError):
-            (self.folder / arrays.file_name(number)).unlink()
+    def _unlink(self, number: int) -> str | None:
+        """Remove a file; return the reason if it cannot be removed."""
+        path = self.folder / arrays.file_name(number)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"{path.name}: {error.strerror}"
+        return None
