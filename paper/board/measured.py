@@ -113,7 +113,7 @@ class Measured:
             current = ledger.final
             removal = leaving(ledger, request.forget, ledger.rounds())
             covered = coverages(request.forget, removal)
-            warnings = judge(covered, self.minimum_coverage)
+            warnings = judge(covered, self.minimum_coverage, ledger)
             if current.buffers:
                 warnings = (*warnings, OLD_BUFFERS)
             inputs = federation.server

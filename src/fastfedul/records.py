@@ -201,10 +201,11 @@ class ClientEntry:
         num_updates: Rounds it took part in that are still in the history.
         forgotten_at: Number of rounds recorded when it was forgotten.
         num_kept: Updates of it that are stored.
-        num_summed: Updates of it that are in its sum, in a ledger of sums.
+        num_summed: Updates of it that are in its vectors, in a ledger of sums.
         mean_share: Mean of its shares; None if it took part in no round.
         mean_norm: Mean length of its updates; None if no length is known.
         difference_off: How far its sum may be off by erasures of others, as a length.
+        num_dropped: Updates of it that gave way to the ledger's budget.
     """
 
     client: ClientId
@@ -216,6 +217,7 @@ class ClientEntry:
     mean_share: float | None = None
     mean_norm: float | None = None
     difference_off: float = 0.0
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +315,9 @@ class Event:
 
     Attributes:
         time: When, in UTC, ISO 8601.
-        kind: `forget`, `erase`, or `forget and erase`; `compact`; `drop`, of updates
+        kind: `forget`, `erase`, or `forget and erase`; `compact`; `drop`, of vectors
             for which the budget had no room.
-        clients: Whom.
+        clients: Whom; nobody for `compact` and `drop`.
         details: Method, settings, rounds, coverage and digests, as JSON values.
     """
 

@@ -95,6 +95,48 @@ def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> N
     assert "sums only already" in again
 
 
+def test_only_clients_of_enough_rounds_get_a_sum(ledger: Path) -> None:
+    refused = run("ledger", "compact", ledger, "--yes", "--keep", "top:2", code=1)
+    assert "--keep is sums or sums:K here" in " ".join(refused.stderr.split())
+    assert history_of(ledger) == "rounds"
+    run("ledger", "compact", ledger, "--yes", "--keep", "sums:9")
+    info = run_json("ledger", "info", ledger)
+    assert (info["history"], info["sums_from"]) == ("sums", 9)
+    told = run("ledger", "info", ledger).stdout
+    assert "a sum per client of 9 rounds or more" in " ".join(told.split())
+    with LedgerReader(ledger) as reader:
+        assert reader.own_difference("bob").any()
+        assert reader.head.num_parts == 18
+
+
+def test_commands_say_what_the_budget_gave_up(ledger: Path) -> None:
+    assert "given up" not in run("ledger", "info", ledger).stdout
+    assert "given up" not in run("ledger", "clients", ledger).stdout
+    rng = np.random.default_rng(6)
+    with DiskLedger(ledger) as opened:
+        opened.compact()
+        size = opened.num_array_bytes() + opened.index.num_bytes()
+        opened.set_budget(size - 30_000)
+        layout = opened.settings.layout
+        opened.append(random_round(6, ("ann", "bob"), layout, rng))
+        lost = {n: e.num_dropped for n, e in opened.clients().items()}
+        pairs = len(opened.pairs())
+    assert sum(lost.values()) > 0
+    info = run_json("ledger", "info", ledger)
+    assert info["dropped"]["updates"] == sum(lost.values())
+    assert info["dropped"]["pairs"] == 19 - pairs
+    assert info["clients_with_drops"] == sum(n > 0 for n in lost.values())
+    told = " ".join(run("ledger", "info", ledger).stdout.split())
+    assert f"given up {sum(lost.values())} updates of" in told
+    assert "for which the budget had no room" in told
+    rows = run_json("ledger", "clients", ledger)["clients"]
+    assert {row["client"]: row["dropped"] for row in rows} == lost
+    assert "given up" in run("ledger", "clients", ledger).stdout
+    gone = max(lost, key=lambda name: lost[name])
+    refused = " ".join(run("forget", ledger, gone, code=1).stderr.split())
+    assert "gave way to the budget" in refused
+
+
 @pytest.fixture(scope="module")
 def small_options() -> list[str]:
     pytest.importorskip("torch", reason="training needs the extra torch")
@@ -146,8 +188,9 @@ def test_a_run_keeps_its_budget_and_says_what_it_dropped(
     [
         (["--budget", "lots"], "write 500MB, 10GB or 2GiB"),
         (["--budget", "0"], "choose more"),
+        (["--keep", "sums:0"], "1 or more"),
         (["--keep", "sums", "--keep-use", "aggregate"], "all of them must count"),
-        (["--keep", "sum"], "uniform:5 or sums"),
+        (["--keep", "sum"], "sums or sums:3"),
     ],
 )
 def test_wrong_options_get_one_line(

@@ -277,3 +277,33 @@ def test_an_import_refuses_half_of_a_local_training(
     line = refused("ledger", "import", saved, tmp_path / "ledger", *options)
     assert said in line
     assert not (tmp_path / "ledger").exists()
+
+
+SIZES = ("--parameters", 1_000, "--clients", 500, "--per-round", 20, "--rounds", 60)
+
+
+def test_the_estimate_for_a_budget_compares_policies_and_recommends_one() -> None:
+    found = run("ledger", "estimate", *SIZES, "--budget", "1MB")
+    told = " ".join(found.stdout.split())
+    facts = json.loads(
+        run("ledger", "estimate", *SIZES, "--budget", "1MB", "--json").stdout
+    )
+    best = facts["options"][0]
+    recommended = f"--keep {best['keep']} --dtype {best['dtype']} --budget 1MB"
+    assert f"Recommended: {recommended}" in told
+    assert {one["keep"].split(":")[0] for one in facts["options"]} >= {"sums"}
+    assert all(0 <= one["forgettable"] <= 1 for one in facts["options"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--budget", "1MB", "--keep", "all"), "leave out --keep"),
+        (("--budget", "lots"), "write 500MB"),
+        (("--budget", "1kB"), "cannot hold the models"),
+    ],
+)
+def test_a_budget_that_cannot_be_used_gets_one_line(
+    options: tuple[str, ...], reason: str
+) -> None:
+    assert reason in refused("ledger", "estimate", *SIZES, *options)

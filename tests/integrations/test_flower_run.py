@@ -71,6 +71,18 @@ def test_a_compacted_ledger_goes_on_with_sums_whatever_is_kept(
         assert all(update.summed for update in ledger.updates_of("a"))
 
 
+def test_a_ledger_of_sums_goes_on_with_sums_of_as_many_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    go_on(path, "sums:3")
+    for wrong in ("sums", "sums:4"):
+        with pytest.raises(LedgerError, match='keep="sums:3"'):
+            go_on(path, wrong)
+    go_on(path, "sums:3")
+    with DiskLedger(path) as ledger:
+        assert (ledger.num_rounds, ledger.settings.sums_from) == (2, 3)
+        assert ledger.head.num_parts == 4
+
+
 def test_a_ledger_of_sums_does_not_go_on_with_a_sample_in_the_model(
     tmp_path: Path,
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import Undamped, undamped
 from fastfedul.params import Flat
+from fastfedul.records import StorageDtype
 from fastfedul.rng import stream
 
 SIZE = 30
@@ -318,3 +320,72 @@ def test_rounds_of_the_leavers_alone_are_refused(seed: int) -> None:
         pytest.raises(UnlearnRefusedError, match="nobody but the clients"),
     ):
         terms(ledger, *alone)
+
+
+TOLERANCE: dict[StorageDtype, float] = {"float32": 1e-5, "float16": 2e-3, "int8": 3e-2}
+"""How far, relative to its length, a sum of stored parts may be off."""
+
+
+@LAW
+@given(
+    seed=SEEDS,
+    sums_from=st.integers(2, 6),
+    num_rounds=st.integers(1, 8),
+    dtype=st.sampled_from(sorted(TOLERANCE)),
+)
+def test_the_difference_is_the_same_from_whatever_round_on_a_client_has_a_sum(
+    seed: int, sums_from: int, num_rounds: int, dtype: StorageDtype
+) -> None:
+    rounds = rounds_of(seed, num_rounds)
+    full = in_memory(rounds)
+    options = {"history": "sums", "update_dtype": dtype}
+    with (
+        on_disk(rounds, **options) as plain,
+        on_disk(rounds, sums_from=sums_from, **options) as parts,
+        on_disk(rounds, update_dtype=dtype) as compacted,
+    ):
+        assert plain.chain == parts.chain
+        compacted.compact(sums_from=sums_from)
+        for name, entry in full.clients().items():
+            expected = full.own_difference(name)
+            for ledger in (parts, compacted):
+                found = ledger.own_difference(name)
+                assert distance(found, expected) < TOLERANCE[dtype]
+                assert has_sum(ledger, name) == (entry.num_updates >= sums_from)
+            assert parts.clients()[name] == plain.clients()[name]
+            assert (
+                distance(terms(parts, name).difference, terms(plain, name).difference)
+                < TOLERANCE[dtype]
+            )
+
+
+def has_sum(ledger: DiskLedger, name: str) -> bool:
+    row = ledger.index.client(name)
+    assert row is not None
+    return row.difference is not None
+
+
+@LAW
+@given(seed=SEEDS, sums_from=st.integers(2, 20))
+def test_erasing_from_parts_leaves_what_erasing_from_sums_leaves(
+    seed: int, sums_from: int
+) -> None:
+    rounds = rounds_of(seed, everybody=True, constant=True)
+    never = in_memory(rounds_of(seed, everybody=True, constant=True, without="bela"))
+    with on_disk(rounds, history="sums", sums_from=sums_from) as ledger:
+        forget(ledger, ["bela"], erase=True)
+        assert not ledger.own_difference("bela").any()
+        for name in NAMES:
+            if name != "bela":
+                expected = never.own_difference(name)
+                assert distance(ledger.own_difference(name), expected) < 1e-4
+                assert has_sum(ledger, name)
+        again = tuple(u for u in rounds[0].updates if u.client != "bela")
+        total = sum(update.share for update in again)
+        shares = tuple(replace(u, share=u.share / total) for u in again)
+        more = Round(len(rounds), shares, local=LOCAL)
+        ledger.append(more)
+        never.append(more)
+        assert (
+            distance(ledger.own_difference("dora"), never.own_difference("dora")) < 1e-4
+        )

@@ -180,13 +180,14 @@ def tensors_of(content: bytes) -> Iterator[tuple[int, str, int, int]]:
 
 
 def build(path: Path, layout: Layout, **options: Any) -> None:
-    with DiskLedger.create(path, initial_model(layout), **options) as ledger:
+    start = initial_model(layout)
+    with DiskLedger.create(path, start, sums_from=2, **options) as ledger:
         for index in range(5):
             dropped = frozenset({"d"} if index == 2 else ())
             ledger.append(round_of(index, layout=layout, dropped=dropped))
         add_request(path, "b", "consent withdrawn")
         forget(ledger, ["b"], erase=True)
-        ledger.append(round_of(5, layout=layout, clients=("a", "c", "d")))
+        ledger.append(round_of(5, layout=layout, clients=("a", "c", "d", "new")))
 
 
 @pytest.mark.parametrize("history", ["rounds", "sums"])
@@ -243,6 +244,15 @@ def test_a_reader_by_the_page_finds_what_the_library_finds(
                 assert f"sum.{row['id']}" in names_at(
                     page, row["file"], row["difference"]
                 )
+
+        for row in page.tables["parts"]:
+            own = page.vector(row["file"], row["array"], dtype)
+            same = reader.own_difference(names[row["client"]])
+            np.testing.assert_array_equal(own, same)
+            name = f"{row['round']}.part.{row['client']}"
+            assert name in names_at(page, row["file"], row["array"])
+        parted = {names[row["client"]] for row in page.tables["parts"]}
+        assert parted == ({"new"} if history == "sums" else set())
 
 
 def names_at(page: PageReader, file: int, column: bytes) -> set[str]:

@@ -306,7 +306,7 @@ def test_optimal_keeps_its_budget_on_average() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "policy", "budget"),
+    ("text", "policy", "count"),
     [
         ("all", "all", None),
         ("optimal:5", "optimal", 5),
@@ -315,10 +315,17 @@ def test_optimal_keeps_its_budget_on_average() -> None:
     ],
 )
 def test_a_policy_is_read_from_its_text(
-    text: str, policy: str, budget: int | None
+    text: str, policy: str, count: int | None
 ) -> None:
     keep = Keep.parse(text, use="aggregate", seed=9)
-    assert keep == Keep(cast(Any, policy), budget, "aggregate", 9)
+    assert keep == Keep(cast(Any, policy), count, "aggregate", 9)
+    assert (keep.history, keep.sums_from) == ("rounds", 1)
+
+
+@pytest.mark.parametrize(("text", "least"), [("sums", 1), ("sums:1", 1), ("sums:7", 7)])
+def test_sums_may_say_from_how_many_rounds_on(text: str, least: int) -> None:
+    keep = Keep.parse(text)
+    assert (keep.history, keep.sums_from) == ("sums", least)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +338,12 @@ def test_a_policy_is_read_from_its_text(
         "optimal:0",
         "optimal:-1",
         "optimal:2.5",
+        "all:5",
+        "all:",
+        "sums:",
+        "sums:0",
+        "sums:-1",
+        "sums:x",
         "optimal:five",
         "optimal:5:6",
         " optimal:5",
@@ -350,10 +363,12 @@ def test_a_text_that_is_no_policy_is_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"policy": "best", "budget": 3},
+        {"policy": "best", "count": 3},
         {"policy": "optimal"},
-        {"policy": "top", "budget": 0},
-        {"policy": "uniform", "budget": -1},
+        {"policy": "top", "count": 0},
+        {"policy": "uniform", "count": -1},
+        {"policy": "sums", "count": 0},
+        {"policy": "sums", "use": "aggregate"},
         {"policy": "all", "use": "both"},
     ],
 )

@@ -141,7 +141,8 @@ def test_totals_agree_after_compacting(budget: int | None, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("history", ["rounds", "sums"])
 @pytest.mark.parametrize(
-    "column", ["num_kept", "num_summed", "num_norms", "shares", "norms"]
+    "column",
+    ["num_kept", "num_summed", "num_norms", "shares", "norms", "contribution"],
 )
 def test_a_wrong_total_is_found(column: str, history: History, tmp_path: Path) -> None:
     path = tmp_path / "ledger"

@@ -193,7 +193,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ),
         ({"dtype": "float8"}, "--dtype is 'float8'; choose float32, bfloat16, float16"),
         ({"keep": "some"}, "cannot read the policy"),
-        ({"keep": "optimal"}, "budget"),
+        ({"keep": "optimal"}, "a number of 1 or more"),
         ({"keep_use": "both"}, "store or aggregate"),
         ({"partition": "dirichlet"}, "cannot read the split"),
         ({"attack": "magic"}, "--attack is 'magic'; choose none, pixel, edge-case or"),

@@ -123,6 +123,7 @@ def live_vectors(path: Path) -> dict[Path, list[tuple[int, int]]]:
         ("SELECT file, step FROM rounds", step_dtype),
         ("SELECT file, array FROM updates", dtype),
         ("SELECT file, difference FROM clients", "float32"),
+        ("SELECT file, array FROM parts", dtype),
         ("SELECT file, array FROM pairs", dtype),
         ("SELECT file, array FROM adjustments", "float32"),
     )
@@ -155,7 +156,7 @@ BOTH_KINDS = pytest.mark.parametrize("kind", KINDS)
 
 def build(path: Path, kind: History) -> Path:
     with DiskLedger.create(
-        path, initial_model(), update_dtype="float16", history=kind
+        path, initial_model(), update_dtype="float16", history=kind, sums_from=3
     ) as ledger:
         for index in range(4):
             clients = (*CLIENTS, "gone", "left")
@@ -182,7 +183,7 @@ READINGS: dict[str, Callable[[LedgerReader], object]] = {
     "initial": lambda ledger: ledger.initial.params.flat.tobytes(),
     "models": lambda ledger: [params.flat.tobytes() for params in models(ledger)],
     "own differences": lambda ledger: [
-        ledger.own_difference(name).tobytes() for name in CLIENTS
+        ledger.own_difference(name).tobytes() for name in (*CLIENTS, "late")
     ],
     "pairs": lambda ledger: [
         (pair, stored_vector(ledger, VectorRef(*key)).tobytes())
@@ -217,6 +218,7 @@ INDEX_ONLY = [
 ]
 KINDS_OF: dict[str, tuple[History, ...]] = {
     "adjustments": ("rounds",),
+    "parts": ("sums",),
     "pairs": ("sums",),
 }
 """Tables that only one kind of ledger uses."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +34,9 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
+from fastfedul.ledger.advice import Option, options_within
 from fastfedul.ledger.changes.compact import Compaction
+from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.ledger.estimate import (
     READ_RATE,
@@ -44,10 +45,12 @@ from fastfedul.ledger.estimate import (
     estimate,
 )
 from fastfedul.ledger.importing import import_ledger
+from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.ledger.verify import Verification, verify
+from fastfedul.runs.config import parse_bytes
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -82,8 +85,11 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             "update_dtype": settings.update_dtype,
             "step_dtype": settings.step_dtype,
             "history": settings.history,
+            "sums_from": settings.sums_from,
             "local_training": [asdict(span) for span in spans],
             "budget": settings.budget,
+            "dropped": dropped_by(ledger).details(),
+            "clients_with_drops": sum(client.num_dropped > 0 for client in clients),
             "bytes": ledger.num_array_bytes(),
             "chain": ledger.chain.hex(),
             "model": str(ledger.model_path),
@@ -111,6 +117,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             ("local training", show_training(spans)),
             ("keeps", _kept(settings)),
             ("size", show_bytes(facts["bytes"]) + _of(settings.budget)),
+            *_given_up(facts),
             ("chain", facts["chain"]),
             ("model", facts["model"]),
         ],
@@ -124,7 +131,7 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     """List the clients: rounds, share, kept updates, norm of updates."""
     with LedgerReader(path) as ledger, ledger.snapshot():
         sums_only = ledger.settings.history == "sums"
-        kept = "updates in its sums" if sums_only else "updates kept"
+        kept = "updates in its sum" if sums_only else "updates kept"
         rows = [
             {
                 "client": name,
@@ -133,6 +140,7 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
                 "share": entry.mean_share,
                 "kept": entry.num_kept,
                 "summed": entry.num_summed,
+                "dropped": entry.num_dropped,
                 "norm": entry.mean_norm,
             }
             for name, entry in ledger.clients().items()
@@ -140,20 +148,20 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     if json:
         print_json({"clients": rows})
         return
+    columns = {
+        "client": [show_name(cast(str, row["client"])) for row in rows],
+        "state": [str(row["state"]) for row in rows],
+        "rounds": [str(row["rounds"]) for row in rows],
+        "mean share": [_number(row["share"]) for row in rows],
+        kept: [str(row["summed" if sums_only else "kept"]) for row in rows],
+        "mean norm": [_number(row["norm"]) for row in rows],
+    }
+    if any(row["dropped"] for row in rows):
+        columns["given up"] = [str(row["dropped"]) for row in rows]
     print_table(
         f"Clients of {path}",
-        ["client", "state", "rounds", "mean share", kept, "mean norm"],
-        [
-            [
-                show_name(cast(str, row["client"])),
-                str(row["state"]),
-                str(row["rounds"]),
-                _number(row["share"]),
-                str(row["summed" if sums_only else "kept"]),
-                _number(row["norm"]),
-            ]
-            for row in rows
-        ],
+        list(columns),
+        [list(cells) for cells in zip(*columns.values(), strict=True)],
     )
 
 
@@ -166,8 +174,18 @@ def estimate_ledger(
         int | None, typer.Option(help="Participants of a round. [all]")
     ] = None,
     keep: Annotated[
-        str, typer.Option(help="Updates the ledger keeps: all, optimal:M or sums.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            help="Updates the ledger keeps: all, optimal:M, sums or sums:K. [all]"
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes the ledger may take, such as 500GB; compares the policies.",
+            metavar="BYTES",
+        ),
+    ] = None,
     write_rate: Annotated[
         float, typer.Option(help="Bytes a second that the disk writes and syncs.")
     ] = WRITE_RATE,
@@ -182,8 +200,15 @@ def estimate_ledger(
     ledger writes new files before it removes old ones. The times follow from measured
     ratios to plain writing and reading (`benchmarks/scale.py`).
 
+    With --budget the table has a row for each policy, the best first, and says how many
+    clients the server could forget. It takes all clients to be alike.
+
     Example: `fastfedul ledger estimate --parameters 11000000 --clients 20 --rounds 100`
     """
+    if keep is not None and budget is not None:
+        raise InvalidInputError(
+            "--budget compares all policies; leave out --keep, or --budget"
+        )
     if not (write_rate > 0 and read_rate > 0):
         raise InvalidInputError("a rate is a number of bytes a second above 0")
     federation = FederationSize(
@@ -191,15 +216,19 @@ def estimate_ledger(
         clients=clients,
         rounds=rounds,
         per_round=per_round,
-        keep=keep,
+        keep=keep or "all",
     )
+    title = f"{parameters:,} parameters, {clients:,} clients, {rounds:,} rounds"
+    if budget is not None:
+        _compare_policies(title, federation, budget, json=json)
+        return
     rates = {"write_rate": write_rate, "read_rate": read_rate}
     found = {dtype: estimate(federation, dtype, **rates) for dtype in STORAGE_DTYPES}
     if json:
         print_json({dtype: asdict(needed) for dtype, needed in found.items()})
         return
     print_table(
-        f"{parameters:,} parameters, {clients:,} clients, {rounds:,} rounds",
+        title,
         ["dtype", "a round", "total", "headroom", "append", "forget"],
         [
             [
@@ -212,6 +241,45 @@ def estimate_ledger(
             ]
             for dtype, needed in found.items()
         ],
+    )
+
+
+def _compare_policies(
+    title: str, federation: FederationSize, budget: str, *, json: bool
+) -> None:
+    """Show what each policy gives for a budget, each with its best dtype."""
+    best: dict[str, Option] = {}
+    for option in options_within(federation, parse_bytes(budget)):
+        policy, _, count = option.keep.partition(":")
+        best.setdefault("sums:K" if policy == "sums" and count else policy, option)
+    found = list(best.values())
+    if not found:
+        raise InvalidInputError(
+            f"{budget} cannot hold the models of this federation; choose a larger "
+            "budget"
+        )
+    if json:
+        print_json({"options": [asdict(option) for option in found]})
+        return
+    print_table(
+        f"{title}, budget {budget}",
+        ["keep", "dtype", "total", "clients to forget", "updates covered"],
+        [
+            [
+                option.keep,
+                option.dtype,
+                show_bytes(option.total),
+                f"{option.forgettable:.1%}",
+                f"{option.coverage:.1%}",
+            ]
+            for option in found
+        ],
+    )
+    first = found[0]
+    out().print(
+        f"Recommended: --keep {first.keep} --dtype {first.dtype} --budget {budget}",
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -283,6 +351,10 @@ def compact(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")
     ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(help="sums, or sums:K for sums of clients of K rounds or more."),
+    ] = "sums",
     json: JsonFlag = False,
 ) -> None:
     """Make the ledger small: one sum per client in place of rounds.
@@ -294,14 +366,17 @@ def compact(
 
     Example: `fastfedul ledger compact my-run --dry-run`
     """
+    policy = Keep.parse(keep)
+    if policy.history != "sums":
+        raise InvalidInputError(f"--keep is sums or sums:K here, not {keep!r:.40}")
     with DiskLedger(path) as ledger:
-        found = ledger.compaction()
+        found = ledger.compaction(policy.sums_from)
         if not json:
             _announce(path, found)
         if not dry_run:
             _confirm(yes)
             with progress_bar("summing up clients") as progress:
-                found = ledger.compact(progress)
+                found = ledger.compact(progress, sums_from=policy.sums_from)
     if json:
         print_json({"path": str(path), "dry_run": dry_run, **asdict(found)})
     elif dry_run:
@@ -405,12 +480,25 @@ def _confirm(yes: bool) -> None:
 
 def _kept(settings: LedgerSettings) -> str:
     if settings.history == "sums":
-        return f"a sum per client, {settings.update_dtype} pairs of updates"
+        least = settings.sums_from
+        of = f" of {least} rounds or more, {settings.update_dtype} parts of others"
+        own = "a sum per client" + (of if least > 1 else "")
+        return f"{own}, {settings.update_dtype} pairs of updates"
     return f"{settings.update_dtype} updates, {settings.step_dtype} steps"
 
 
 def _of(budget: int | None) -> str:
     return "" if budget is None else f" of arrays, budget {show_bytes(budget)}"
+
+
+def _given_up(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the line that says what gave way to the budget, if anything did."""
+    dropped = facts["dropped"]
+    if not dropped["updates"] and not dropped["pairs"]:
+        return []
+    what = f"{dropped['updates']:,} updates of {facts['clients_with_drops']:,} clients"
+    pairs = f", {dropped['pairs']:,} pairs" if dropped["pairs"] else ""
+    return [("given up", f"{what}{pairs} ({show_bytes(dropped['bytes'])})")]
 
 
 def _told(event: dict[str, Any]) -> str:
@@ -419,16 +507,17 @@ def _told(event: dict[str, Any]) -> str:
         return "compact: sums in place of rounds"
     if event["kind"] == "drop":
         details = event["details"]
+        parts = [f"{details['updates']} updates"]
+        if details["first_round"] is not None:
+            span = f"{details['first_round']} to {details['last_round']}"
+            parts = [f"{parts[0]} of rounds {span}"]
+        if details["pairs"]:
+            parts.append(f"{details['pairs']} pairs")
         return (
-            f"drop: {details['updates']} updates of rounds {details['first_round']} to "
-            f"{details['last_round']} ({show_bytes(details['bytes'])}), for which the "
-            f"budget had no room: {names}"
+            f"drop: {' and '.join(parts)} ({show_bytes(details['bytes'])}), for which "
+            "the budget had no room"
         )
     return f"{event['kind']}: {names}"
-
-
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _number(value: object) -> str:

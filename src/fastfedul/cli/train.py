@@ -309,7 +309,7 @@ def _show(summary: RunSummary) -> None:
     if summary.dropped:
         warn(
             f"the budget had no room for {summary.dropped} updates; "
-            f"`fastfedul ledger info {summary.path}` says which"
+            f"`fastfedul ledger clients {summary.path}` says whose"
         )
     left = [name for name in summary.clients if states.get(name) == "active"]
     attacking = [name for name in left if name in summary.attackers]

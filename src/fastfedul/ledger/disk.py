@@ -47,13 +47,13 @@ from fastfedul.ledger.checks import (
     require_buffers,
     require_round,
 )
-from fastfedul.ledger.erasure import check_erasable
-from fastfedul.ledger.own_sums import own_difference
+from fastfedul.ledger.erasure import check_erasable, own_difference
 from fastfedul.ledger.pairs import NO_LIMIT
 from fastfedul.ledger.protocol import LedgerState, require_known, require_state
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
+from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.entries import (
     client_entry,
     name_of,
@@ -87,11 +87,7 @@ from fastfedul.ledger.store.schema import (
     RoundRow,
     UpdateRow,
 )
-from fastfedul.ledger.store.transaction import (
-    INITIAL_FILE,
-    Transaction,
-    difference_of,
-)
+from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
 from fastfedul.notebook import ledger_to_html
 from fastfedul.params import Flat, Layout, Params
 from fastfedul.records import (
@@ -164,6 +160,7 @@ class LedgerReader:
             update_dtype=self._row.update_dtype,
             step_dtype=self._row.step_dtype,
             history=policy.history,
+            sums_from=policy.sums_from,
             budget=policy.budget,
         )
 
@@ -185,7 +182,12 @@ class LedgerReader:
         """What was decided when the ledger was created, or changed since."""
         with self.index.reading():
             now = self.index.one(PolicyRow, id=1)
-        return replace(self._settings, history=now.history, budget=now.budget)
+        return replace(
+            self._settings,
+            history=now.history,
+            sums_from=now.sums_from,
+            budget=now.budget,
+        )
 
     @property
     def head(self) -> HeadRow:
@@ -333,7 +335,7 @@ class LedgerReader:
                 )
             if self.settings.history == "rounds":
                 return own_difference(self, client)
-            return difference_of(self._folder, self._settings, row)
+            return read_difference(self.index, self._folder, self._settings, row)
 
     def pairs(self) -> Sequence[PairEntry]:
         """Return the kept differences of two clients; none in a ledger of rounds."""
@@ -511,6 +513,7 @@ class DiskLedger(LedgerReader):
         update_dtype: StorageDtype = "float32",
         step_dtype: StorageDtype = "float32",
         history: History = "rounds",
+        sums_from: int = 1,
         budget: int | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
@@ -524,8 +527,10 @@ class DiskLedger(LedgerReader):
             step_dtype: How the steps of the model are stored.
             history: `rounds`, or `sums` to keep one sum per client and a few
                 differences of two clients; `update_dtype` says how those are stored.
-            budget: Bytes the ledger may take. When a round would exceed them, stored
-                updates are dropped, the oldest rounds' and the smallest first.
+            sums_from: From how many rounds on a client has a sum, in a ledger of sums.
+                The parts of fewer rounds are stored one by one, in `update_dtype`.
+            budget: Bytes the ledger may take. When a round would exceed them, the
+                ledger gives up what is worth least, and its log says what.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -534,6 +539,7 @@ class DiskLedger(LedgerReader):
             update_dtype=update_dtype,
             step_dtype=step_dtype,
             history=history,
+            sums_from=sums_from,
             budget=budget,
         )
         if not np.isfinite(initial.params.flat).all():
@@ -641,30 +647,34 @@ class DiskLedger(LedgerReader):
             details = {**details, **erase_clients(self, change, clients)}
             add_event(change, "erase", clients, details)
 
-    def compaction(self) -> Compaction:
+    def compaction(self, sums_from: int = 1) -> Compaction:
         """Return what compacting this ledger would do; nothing is changed.
 
         Raises:
             LedgerError: If it cannot be compacted.
         """
-        return plan_compaction(self)
+        return plan_compaction(self, sums_from)
 
-    def compact(self, progress: Progress | None = None) -> Compaction:
+    def compact(
+        self, progress: Progress | None = None, *, sums_from: int = 1
+    ) -> Compaction:
         """Turn the ledger into one of sums; when this returns, the rounds are gone.
 
         Training can go on afterwards.
 
         Args:
             progress: Called with how much is done and how much there is.
+            sums_from: From how many rounds on a client has a sum, see `create`.
 
         Raises:
             LedgerError: If it cannot be compacted.
         """
-        found = plan_compaction(self)
+        found = plan_compaction(self, sums_from)
+        settings = replace(self._settings, history="sums", sums_from=sums_from)
         with self._changing("the compaction") as change:
-            turn_to_sums(self, change, progress)
+            turn_to_sums(self, change, sums_from, progress)
             add_event(change, "compact", (), {"notes": list(found.notes)})
-        self._settings = replace(self._settings, history="sums")
+        self._settings = settings
         self._last_step = None
         return replace(found, bytes_after=self.num_array_bytes())
 
@@ -787,13 +797,16 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
                     num_clients=0,
                     num_rounds=0,
                     num_updates=0,
+                    num_parts=0,
                     num_pairs=0,
                     num_files=1,
                     num_adjustments=0,
                     num_events=0,
                 )
             )
-            index.add(PolicyRow(1, settings.history, settings.budget))
+            index.add(
+                PolicyRow(1, settings.history, settings.budget, settings.sums_from)
+            )
     finally:
         index.close()
     arrays.sync_folder(folder)

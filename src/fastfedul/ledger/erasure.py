@@ -192,20 +192,43 @@ def _step_terms(
     return refs, factors
 
 
+def own_difference(ledger: Ledger, client: ClientId) -> Flat:
+    """Return what forgetting one client alone takes, from a ledger of rounds."""
+    return difference_over(ledger, ledger.rounds(), ledger.updates_of(client))
+
+
 def correction_of(ledger: Ledger, clients: Sequence[ClientId], before: int) -> Flat:
     """Return by how much the steps of the rounds before one change in all.
 
     Only for weighted means: where steps are replayed it must be added up on the way.
     """
-    gone: dict[int, list[UpdateEntry]] = {}
-    for client in sorted(set(clients)):
-        for update in ledger.updates_of(client):
-            if update.round < before:
-                gone.setdefault(update.round, []).append(update)
-    rounds = ledger.rounds()
+    gone = [
+        update
+        for client in sorted(set(clients))
+        for update in ledger.updates_of(client)
+        if update.round < before
+    ]
+    return difference_over(ledger, ledger.rounds(), gone)
+
+
+def difference_over(
+    ledger: Ledger, rounds: Sequence[RoundEntry], gone: Sequence[UpdateEntry]
+) -> Flat:
+    """Return by how much the steps of the rounds change without some updates.
+
+    An update that was not kept counts as far as those that were kept stand for it.
+
+    Args:
+        ledger: A ledger of rounds.
+        rounds: All its rounds.
+        gone: The updates.
+    """
+    by_round: dict[int, list[UpdateEntry]] = {}
+    for update in gone:
+        by_round.setdefault(update.round, []).append(update)
     refs: list[VectorRef] = []
     factors: list[float] = []
-    for index, updates in sorted(gone.items()):
+    for index, updates in sorted(by_round.items()):
         own, weights = _step_terms(rounds[index], updates)
         refs += own
         factors += [weights[0] - 1, *weights[1:]]

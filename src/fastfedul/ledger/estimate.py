@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fastfedul.errors import InvalidInputError
-from fastfedul.ledger.changes.sums import SPARE_BYTES
-from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.changes.garbage import SPARE_BYTES
+from fastfedul.ledger.keeping import Floats, Keep
 from fastfedul.ledger.pairs import RESERVOIR
 from fastfedul.ledger.store.arrays import page_end
 from fastfedul.ledger.store.codec import STORAGE_DTYPES, encoded_bytes
@@ -29,7 +31,7 @@ _SAMPLED = 64
 _ROW_BYTES, _INDEX_BYTES = 400, 100_000
 """What the index takes for a participant of a round, and when it is empty."""
 
-_ENTRY_BYTES = 90
+ENTRY_BYTES = 90
 """What the header of a file takes for a vector."""
 
 
@@ -42,7 +44,7 @@ class FederationSize:
         clients: Clients over all rounds.
         rounds: Rounds to record.
         per_round: Participants of a round; None for all clients.
-        keep: Which updates the ledger keeps: `all`, `optimal:5`, `sums`, ...
+        keep: Which updates the ledger keeps: `all`, `optimal:5`, `sums`, `sums:3`.
     """
 
     parameters: int
@@ -72,12 +74,45 @@ class FederationSize:
         return self.clients if self.per_round is None else self.per_round
 
     @property
+    def policy(self) -> Keep:
+        """Policy by which the ledger keeps updates."""
+        return Keep.parse(self.keep)
+
+    @property
     def kept(self) -> int:
         """Updates kept of a round."""
-        policy = Keep.parse(self.keep)
-        if policy.policy == "sums":
+        if self.policy.history == "sums":
             return 0
-        return min(self.drawn, policy.budget or self.drawn)
+        return min(self.drawn, self.policy.count or self.drawn)
+
+    @property
+    def pairs(self) -> int:
+        """Differences of two clients that a ledger of sums keeps."""
+        of_round = self.drawn * (self.drawn - 1) // 2
+        return min(RESERVOIR, self.rounds * of_round)
+
+    def appearances(self) -> Floats:
+        """Return the probability that a client takes part 0, 1, 2, ... times.
+
+        Every round draws its participants anew, each client with the same probability.
+        """
+        rounds, odds = self.rounds, self.drawn / self.clients
+        if odds == 1:
+            return np.append(np.zeros(rounds), 1.0)
+        counts = np.arange(rounds + 1)
+        logs = np.append(0.0, np.cumsum(np.log(np.arange(1, rounds + 1))))
+        ways = logs[-1] - logs - logs[::-1]
+        chances = counts * np.log(odds) + (rounds - counts) * np.log1p(-odds)
+        found: Floats = np.exp(ways + chances)
+        return found
+
+    def vector_bytes(self, dtype: StorageDtype) -> int:
+        """Return the expected bytes of the vectors of all clients, in sums."""
+        stored = np.arange(self.rounds + 1) * float(
+            encoded_bytes(dtype, self.parameters)
+        )
+        stored[self.policy.sums_from :] = encoded_bytes("float32", self.parameters)
+        return round(self.clients * float(self.appearances() @ stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +174,17 @@ def estimate(
     index = _INDEX_BYTES + _ROW_BYTES * (federation.drawn + 1) * rounds
     appearances = max(1, round(federation.drawn * rounds / federation.clients))
     sampled = min(_SAMPLED, federation.kept * rounds or _SAMPLED)
-    if federation.keep == "sums":
-        of_round = federation.drawn * (federation.drawn - 1) // 2
-        pairs = min(RESERVOIR, rounds * of_round)
-        live = federation.clients * exact + pairs * update + models
-        written = federation.drawn * exact + exact
+    if federation.policy.history == "sums":
+        pairs = federation.pairs
+        live = federation.vector_bytes(dtype) + pairs * update + models
+        whole = appearances >= federation.policy.sums_from
+        written = federation.drawn * (exact if whole else update) + exact
         # Sums are replaced in new files. So many bytes may not count any more.
         dead = min(live + SPARE_BYTES, rounds * (written + pairs * update))
         per_round, constant, headroom = 0, live + dead, live
         read = exact + 3 * pairs * update
     else:
-        per_round = federation.kept * (update + _ENTRY_BYTES) + exact + _ENTRY_BYTES
+        per_round = federation.kept * (update + ENTRY_BYTES) + exact + ENTRY_BYTES
         if per_round <= SHARED_BYTES:
             per_round = page_end(per_round)
         constant = models

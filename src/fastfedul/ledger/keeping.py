@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.params import norm
-from fastfedul.records import KeepUse, Round
+from fastfedul.records import History, KeepUse, Round
 from fastfedul.rng import stream
 
 Policy = Literal["all", "optimal", "top", "uniform", "sums"]
@@ -33,13 +33,14 @@ class Keep:
             the least variance; `top`: the largest contributions, no draw, no
             reweighting; `uniform`: a simple random sample; `sums`: none, for a ledger
             that keeps sums.
-        budget: How many updates a round keeps, on average for `optimal`.
+        count: How many updates a round keeps, on average for `optimal`. For `sums`,
+            from how many rounds on a client has a sum; None for 1.
         use: `store` or `aggregate`, see `Round`.
         seed: Seed of the draws; the draw of a round depends on seed and round alone.
     """
 
     policy: Policy = "all"
-    budget: int | None = None
+    count: int | None = None
     use: KeepUse = "store"
     seed: int = 0
 
@@ -48,10 +49,13 @@ class Keep:
             raise InvalidInputError(
                 f"unknown keeping policy {self.policy!r}; choose {', '.join(POLICIES)}"
             )
-        whole = self.policy in ("all", "sums")
-        if not whole and (self.budget is None or self.budget < 1):
+        optional = self.policy in ("all", "sums")
+        if (self.count is None and not optional) or (
+            self.count is not None and self.count < 1
+        ):
             raise InvalidInputError(
-                f"the policy {self.policy!r} needs a budget of 1 or more updates"
+                f"the policy {self.policy!r} needs a number of 1 or more, as in "
+                f"{self.policy}:5"
             )
         if self.use not in ("store", "aggregate"):
             raise InvalidInputError(f"use is store or aggregate, not {self.use!r}")
@@ -62,19 +66,30 @@ class Keep:
 
     @classmethod
     def parse(cls, text: str, *, use: KeepUse = "store", seed: int = 0) -> Keep:
-        """Return the policy written as `all`, `optimal:5`, `top:5`, `sums` and so on.
+        """Return the policy written as `all`, `optimal:5`, `top:5`, `sums:3` and so on.
 
-        >>> Keep.parse("optimal:5").budget
+        >>> Keep.parse("optimal:5").count
         5
         """
-        policy, _, budget = text.partition(":")
-        whole = budget.isascii() and budget.isdecimal() and len(budget) < 10
-        if policy not in POLICIES or (budget and not whole):
+        policy, colon, count = text.partition(":")
+        whole = count.isascii() and count.isdecimal() and len(count) < 10
+        counted = policy != "all" and whole
+        if policy not in POLICIES or (colon and not counted):
             raise InvalidInputError(
                 f"cannot read the policy {text!r:.40}; write all, optimal:5, top:5, "
-                "uniform:5 or sums"
+                "uniform:5, sums or sums:3"
             )
-        return cls(policy, int(budget) if budget else None, use, seed)
+        return cls(policy, int(count) if count else None, use, seed)
+
+    @property
+    def history(self) -> History:
+        """What a ledger with this policy is made of."""
+        return "sums" if self.policy == "sums" else "rounds"
+
+    @property
+    def sums_from(self) -> int:
+        """From how many rounds on a client has a sum, in a ledger of sums."""
+        return self.count if self.policy == "sums" and self.count else 1
 
     def __call__(self, round_: Round) -> Round:
         """Return the round with every update marked as kept or not.
@@ -107,32 +122,32 @@ class Keep:
             return np.ones(size), np.ones(size, bool)
         if self.policy == "sums":
             return np.zeros(size), np.zeros(size, bool)
-        assert self.budget is not None
-        budget = min(self.budget, size)
+        assert self.count is not None
+        count = min(self.count, size)
         rng = stream(self.seed, "keep", index)
         if self.policy == "optimal":
-            probabilities = optimal_probabilities(magnitudes, budget)
+            probabilities = optimal_probabilities(magnitudes, count)
             return probabilities, rng.random(size) < probabilities
         if self.policy == "uniform":
             kept = np.zeros(size, bool)
-            kept[rng.choice(size, budget, replace=False)] = True
-            return np.full(size, budget / size), kept
+            kept[rng.choice(size, count, replace=False)] = True
+            return np.full(size, count / size), kept
         # Ties go to the earlier client, so that the choice is reproducible.
         kept = np.zeros(size, bool)
-        kept[np.argsort(-magnitudes, kind="stable")[:budget]] = True
+        kept[np.argsort(-magnitudes, kind="stable")[:count]] = True
         return kept.astype(np.float64), kept
 
 
-def optimal_probabilities(magnitudes: npt.ArrayLike, budget: int) -> Floats:
+def optimal_probabilities(magnitudes: npt.ArrayLike, count: int) -> Floats:
     """Return the keeping probabilities of least variance, by water-filling.
 
     They minimise the sum of (1 - p) / p times the squared magnitude, subject to p at
-    most 1 and their sum being the smaller of the budget and the number of updates.
+    most 1 and their sum being the smaller of the count and the number of updates.
     Updates of magnitude zero share what the others leave over.
 
     Args:
         magnitudes: Share times norm of each update.
-        budget: Expected number of kept updates.
+        count: Expected number of kept updates.
 
     >>> optimal_probabilities([1, 1, 2, 10], 2)
     array([0.25, 0.25, 0.5 , 1.  ])
@@ -140,22 +155,24 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: int) -> Floats:
     sizes = np.asarray(magnitudes, np.float64)
     if sizes.ndim != 1 or not np.isfinite(sizes).all() or (sizes < 0).any():
         raise InvalidInputError("magnitudes must be finite numbers, none negative")
-    if budget < 1:
-        raise InvalidInputError(f"the budget is {budget}; keep at least 1 update")
-    if budget >= sizes.size:
+    if count < 1:
+        raise InvalidInputError(
+            f"the number of updates to keep is {count}; keep at least 1"
+        )
+    if count >= sizes.size:
         return np.ones(sizes.size)
     positive = sizes > 0
     num_positive = int(positive.sum())
-    if num_positive <= budget:
-        rest = (budget - num_positive) / max(1, sizes.size - num_positive)
+    if num_positive <= count:
+        rest = (count - num_positive) / max(1, sizes.size - num_positive)
         return np.where(positive, 1.0, rest)
     probabilities = np.zeros(sizes.size)
-    probabilities[positive] = _water_fill(sizes[positive], budget)
+    probabilities[positive] = _water_fill(sizes[positive], count)
     return probabilities
 
 
-def _water_fill(sizes: Floats, budget: int) -> Floats:
-    """Solve for magnitudes above zero, more of them than the budget."""
+def _water_fill(sizes: Floats, count: int) -> Floats:
+    """Solve for magnitudes above zero, more of them than the count."""
     order = np.argsort(sizes, kind="stable")
     ascending = sizes[order]
     # Sum of the l smallest over the l-th, without sums that could over- or underflow.
@@ -164,7 +181,7 @@ def _water_fill(sizes: Floats, budget: int) -> Floats:
         sums[i] += sums[i - 1] * (ascending[i - 1] / ascending[i])
     counts = np.arange(1, sizes.size + 1)
     # With l updates below 1, the other size - l are certain and the l share the rest.
-    left = budget - (sizes.size - counts)
+    left = count - (sizes.size - counts)
     below = int(counts[(left > 0) & (left <= sums * (1 + 1e-12))].max())
     probabilities = np.ones(sizes.size)
     relative = ascending[:below] / ascending[below - 1]

@@ -21,9 +21,9 @@ from fastfedul.ledger.checks import (
 from fastfedul.ledger.erasure import (
     RewrittenRound,
     check_erasable,
+    own_difference,
     rewritten_rounds,
 )
-from fastfedul.ledger.own_sums import own_difference
 from fastfedul.ledger.protocol import (
     LedgerState,
     now,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import UnlearnRefusedError
@@ -38,6 +38,16 @@ class Place:
     along: float
     update: UpdateEntry
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the client's vectors have this round.
+
+        They have the step of a round, at least, whose update was left out of a sample
+        or never reached the server.
+        """
+        sampled = self.update.keep_probability < 1
+        return self.update.summed or sampled or math.isnan(self.update.norm)
+
 
 @dataclass(frozen=True, slots=True)
 class Factor:
@@ -64,21 +74,26 @@ class Participation:
 
     rounds: tuple[RoundEntry, ...]
     places: Mapping[int, Mapping[ClientId, Place]]
+    _rounds_of: Mapping[ClientId, list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        found: dict[ClientId, list[int]] = {}
+        for index, places in self.places.items():
+            for name in places:
+                found.setdefault(name, []).append(index)
+        object.__setattr__(self, "_rounds_of", found)
 
     def share_of(self, clients: Set[ClientId], index: int) -> float:
         """Return the share of some clients in a round, 1 if nobody else was there."""
         places = self.places[index]
-        if places and set(places) <= clients:
+        if places and places.keys() <= clients:
             return 1.0
-        return math.fsum(places[name].share for name in clients if name in places)
+        return math.fsum(p.share for name, p in places.items() if name in clients)
 
     def places_of(self, client: ClientId) -> dict[int, Place]:
         """Return a client's places by round."""
-        return {
-            index: places[client]
-            for index, places in self.places.items()
-            if client in places
-        }
+        indices = self._rounds_of.get(client, ())
+        return {index: self.places[index][client] for index in indices}
 
     def step_square(self, gone: Set[ClientId], index: int) -> float:
         """Return the squared length of a round's step without some clients.
@@ -88,12 +103,11 @@ class Participation:
         """
         places = self.places[index]
         length = self.rounds[index].step_norm
-        if math.isnan(length) or set(places) <= gone:
+        if math.isnan(length) or places.keys() <= gone:
             return 0.0
         left = 1 - self.share_of(gone, index)
         square = length**2
-        for name in gone & set(places):
-            place = places[name]
+        for place in self._places_in(gone, index):
             factor = place.share / left
             square += factor**2 * place.away**2 - 2 * factor * place.along
         return max(0.0, square)
@@ -101,25 +115,23 @@ class Participation:
     def reach_of(self, clients: Set[ClientId], index: int) -> float:
         """Return how far a round would have gone elsewhere without them, at most."""
         left = 1 - self.share_of(clients, index)
-        places = self.places[index]
         found = 0.0
-        for name in clients & set(places):
-            place = places[name]
+        for place in self._places_in(clients, index):
             alone = place.share == 1 or left == 0
             found += place.reach * (1 if alone else (1 - place.share) / left)
         return found
+
+    def _places_in(self, clients: Set[ClientId], index: int) -> list[Place]:
+        """Return the places of some clients in a round."""
+        return [p for name, p in self.places[index].items() if name in clients]
 
 
 def participation(ledger: Ledger) -> Participation:
     """Return who took part in which round, with what can be known of it."""
     rounds = tuple(ledger.rounds())
-    entries: dict[int, list[UpdateEntry]] = {round_.index: [] for round_ in rounds}
-    for name in ledger.clients():
-        for update in ledger.updates_of(name):
-            entries[update.round].append(update)
     places: dict[int, dict[ClientId, Place]] = {}
     for round_ in rounds:
-        here = entries[round_.index]
+        here = ledger.updates_in(round_.index)
         left = 1 - round_.removed_share
         longest = math.fsum(u.share / left * u.norm for u in here)
         step = longest if math.isnan(round_.step_norm) else round_.step_norm
@@ -170,15 +182,21 @@ def joint_factors(here: Participation, gone: Set[ClientId]) -> dict[ClientId, Fa
             added to the model is not in their sums.
     """
     found = {}
+    # Of each round once: very many clients may go.
+    shares_left: dict[int, float] = {}
     for client in sorted(gone):
         pairs = []
         for index, place in here.places_of(client).items():
-            left = 1 - here.share_of(gone, index)
+            if index not in shares_left:
+                shares_left[index] = 1 - here.share_of(gone, index)
+            left = shares_left[index]
             if left == 0 and len(here.places[index]) > 1:
                 raise UnlearnRefusedError(
                     f"nobody but the clients to forget took part in round {index}, "
                     "and this ledger keeps sums, not its step; retrain without them"
                 )
-            pairs.append((1.0 if left == 0 else (1 - place.share) / left, place.reach))
+            if place.is_stored:
+                factor = 1.0 if left == 0 else (1 - place.share) / left
+                pairs.append((factor, place.reach))
         found[client] = mean_factor(pairs)
     return found

@@ -52,7 +52,8 @@ def recoded(
         custom=ledger.settings.custom,
         update_dtype=update_dtype,
         step_dtype=step_dtype,
-        history="sums" if policy.policy == "sums" else "rounds",
+        history=policy.history,
+        sums_from=policy.sums_from,
     )
     try:
         for index in range(num_rounds):

@@ -26,6 +26,8 @@ class LedgerSettings:
         history: `rounds`: steps and updates of every round, as far as they are kept.
             `sums`: one sum per client and a few differences of two clients, and no
             other vectors of rounds.
+        sums_from: From how many rounds on a client has a sum, in a ledger of sums.
+            Parts of fewer rounds are stored one by one, as updates are.
         budget: Bytes the ledger may take on disk; None for any number.
     """
 
@@ -35,6 +37,7 @@ class LedgerSettings:
     update_dtype: StorageDtype = "float32"
     step_dtype: StorageDtype = "float32"
     history: History = "rounds"
+    sums_from: int = 1
     budget: int | None = None
 
     def __post_init__(self) -> None:
@@ -49,6 +52,10 @@ class LedgerSettings:
         if self.budget is not None and type(self.budget) is not int:
             raise InvalidInputError(
                 f"budget is a whole number, not {self.budget!r:.40}; write it as an int"
+            )
+        if type(self.sums_from) is not int or not 1 <= self.sums_from < 2**31:
+            raise InvalidInputError(
+                f"sums_from is {self.sums_from!r:.40}; choose a whole number from 1 on"
             )
         if self.history not in ("rounds", "sums"):
             raise InvalidInputError(

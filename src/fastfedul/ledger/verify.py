@@ -7,6 +7,7 @@ digests. Against somebody who does, the end of the chain must be kept elsewhere.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from fastfedul.ledger.changes.rewrite import first_link
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
+from fastfedul.ledger.store.differences import part_place, sum_place
 from fastfedul.ledger.store.entries import local_values
 from fastfedul.ledger.store.folder import ARRAYS, unnamed
 from fastfedul.ledger.store.index import Index
@@ -36,6 +38,7 @@ from fastfedul.ledger.store.schema import (
     HeadRow,
     LedgerRow,
     PairRow,
+    PartRow,
     PolicyRow,
     RequestHeadRow,
     RoundRow,
@@ -144,13 +147,19 @@ class _Contents:
         initial = Stored.unpacked(row.initial)
         self._models[INITIAL_FILE] = ("the initial model", initial)
         self._collect_rounds()
+        self.num_parts: Counter[int] = Counter()
+        for part in index.rows(PartRow):
+            self.num_parts[part.client] += 1
+            known = self.clients.get(part.client)
+            place = part_place(known.name if known else str(part.client), part.round)
+            self._add(part.file, part.array, settings.update_dtype, place)
         for pair in index.rows(PairRow):
             names = " and ".join(self._name(c) for c in (pair.client, pair.other))
             place = f"round {pair.round}, pair {names}"
             self._add(pair.file, pair.array, settings.update_dtype, place)
         for client in self.clients.values():
             if client.difference is not None:
-                place = f"client {client.name!r:.80}, sum"
+                place = sum_place(client.name)
                 self._add(client.file, client.difference, "float32", place)
         for row_ in index.rows(AdjustmentRow):
             place = f"adjustment at round {row_.round}"
@@ -316,13 +325,22 @@ def _total_problems(contents: _Contents) -> Iterator[str]:
             len(norms),
         )
         told = (client.num_kept, client.num_summed, client.num_norms)
-        sums = (math.fsum(u.share for u in own), math.fsum(norms))
+        sums = (
+            math.fsum(u.share for u in own),
+            math.fsum(norms),
+            math.fsum(u.share * (u.norm or 0.0) for u in own if u.summed),
+        )
+        told_sums = (client.shares, client.norms, client.contribution)
         near = all(
             math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-            for a, b in zip(sums, (client.shares, client.norms), strict=True)
+            for a, b in zip(sums, told_sums, strict=True)
         )
         if counts != told or not near:
             yield f"client {client.name!r:.80} has totals that its rounds do not have"
+            continue
+        parts = 0 if client.difference is not None else client.num_summed
+        if contents.num_parts[number] != parts:
+            yield f"client {client.name!r:.80} has lost or gained a part of its sum"
 
 
 def _file_problems(

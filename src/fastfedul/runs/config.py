@@ -225,7 +225,8 @@ class RecordingOptions(Options):
         default="all",
         description="Updates the ledger keeps of a round: all, optimal:M, top:M or "
         "uniform:M; or sums: one sum per client and some differences of two, which "
-        "stays small however long it trains.",
+        "stays small however long it trains; or sums:K, where only clients of K rounds "
+        "or more have a sum.",
     )
     keep_use: KeepUse = Field(
         default="store", description="Whether updates that are not kept count."
@@ -239,7 +240,8 @@ class RecordingOptions(Options):
     ] = Field(
         default=None,
         description="Bytes the ledger may take, such as 500MB or 10GB. When a round "
-        "would exceed them, the ledger drops the oldest updates, small ones first.",
+        "would exceed them, the ledger gives up the oldest and smallest updates, or "
+        "the sums of the clients that contributed least.",
     )
 
     @model_validator(mode="after")
@@ -375,7 +377,7 @@ class RunConfig(Options):
         skew = self.forgetting.skew
         if skew is None and self.forgetting.damping is not None:
             skew = Scalar.name
-        if self.recording.keep == "sums" and skew not in (None, Kronecker.name):
+        if self.keep_policy.history == "sums" and skew not in (None, Kronecker.name):
             raise InvalidInputError(
                 f"--skew {skew} needs rounds, and --keep sums keeps none; leave out "
                 "away"

@@ -27,7 +27,7 @@ from fastfedul.forgetting.folder import (
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
-from fastfedul.ledger.changes.drop import num_dropped
+from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import FederationSize, estimate
 from fastfedul.ledger.protocol import params_at, vector
@@ -229,7 +229,7 @@ def _run(
             clients=prepared.names,
             attackers=prepared.attack.attackers,
             answered=tuple(answered),
-            dropped=num_dropped(ledger),
+            dropped=dropped_by(ledger).updates,
         )
 
 
@@ -330,7 +330,8 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         folder,
         initial,
         update_dtype=recording.dtype,
-        history="sums" if recording.keep == "sums" else "rounds",
+        history=config.keep_policy.history,
+        sums_from=config.keep_policy.sums_from,
         budget=recording.budget_bytes,
     )
 

@@ -27,8 +27,8 @@ from fastfedul import (
 )
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store import codec
-from fastfedul.ledger.store.arrays import Stored
-from fastfedul.ledger.store.schema import ROWS, names
+from fastfedul.ledger.store.arrays import Stored, file_name
+from fastfedul.ledger.store.schema import ROWS, PartRow, names
 from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.histories import (
     CLIENTS,
@@ -52,6 +52,20 @@ def runs_of(vectors: Sequence[npt.NDArray[Any]], length: int = 32) -> list[bytes
     return [run for run in runs if len(set(run)) > 8]
 
 
+def stored_parts(ledger: DiskLedger) -> list[npt.NDArray[np.uint8]]:
+    """The bytes of the parts of the target's sum, as they are in their files."""
+    row = ledger.index.client(TARGET)
+    assert row is not None
+    found = []
+    for part in ledger.index.rows(PartRow, None, client=row.id):
+        start = Stored.unpacked(part.array).offset
+        dtype, size = ledger.settings.update_dtype, ledger.settings.layout.size
+        stop = start + codec.encoded_bytes(dtype, size)
+        content = (ledger.path / "arrays" / file_name(part.file)).read_bytes()
+        found.append(np.frombuffer(content[start:stop], np.uint8))
+    return found
+
+
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
 @pytest.mark.parametrize("at_once", [True, False])
 def test_nothing_of_an_erased_client_is_left_on_disk(
@@ -69,16 +83,23 @@ def test_nothing_of_an_erased_client_is_left_on_disk(
 
 
 @pytest.mark.parametrize("dtype", codec.STORAGE_DTYPES)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_nothing_of_an_erased_client_is_left_in_sums_and_pairs(
-    dtype: StorageDtype, at_once: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("at_once", "sums_from"), [(True, 1), (False, 1), (True, 4), (True, 9)]
+)
+def test_nothing_of_an_erased_client_is_left_in_sums_parts_and_pairs(
+    dtype: StorageDtype, at_once: bool, sums_from: int, tmp_path: Path
 ) -> None:
+    """The client took part six times."""
     path = tmp_path / "ledger"
     rounds = history(8, partial=False)
     with DiskLedger.create(
-        path, initial(), history="sums", update_dtype=dtype
+        path, initial(), history="sums", sums_from=sums_from, update_dtype=dtype
     ) as ledger:
-        recorded(ledger, rounds[:6])
+        recorded(ledger, rounds[:3])
+        parts = stored_parts(ledger)
+        recorded(ledger, rounds[3:6])
+        parts += stored_parts(ledger)
+        assert len(parts) == {1: 0, 4: 3, 9: 9}[sums_from]
         own = [u.delta.flat for u in updates_of(rounds[:6]) if u.delta is not None]
         refs = [
             VectorRef(pair.round, pair.client, pair.other)
@@ -90,7 +111,7 @@ def test_nothing_of_an_erased_client_is_left_in_sums_and_pairs(
         encoded = [codec.encode(pair, dtype).values for pair in differences]
         assert_erasure_leaves_nothing(
             ledger,
-            [*own, ledger.own_difference(TARGET), *differences, *encoded],
+            [*own, ledger.own_difference(TARGET), *differences, *encoded, *parts],
             rounds[6:],
             at_once=at_once,
         )

@@ -110,11 +110,12 @@ class Recorded(Strategy):
             partition, else the name of `flwr supernode register --name`. `claimed`:
             what the client says, if you trust it. Or a function of Flower's NodeInfo.
         keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
-            one vector per client, a few differences of two, and no rounds.
+            one vector per client, a few differences of two, and no rounds; or
+            `sums:K`, where only clients of K rounds or more have a vector of their own.
         keep_use: `store`: all updates count. `aggregate`: only kept updates count.
         dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
             `int8`.
-        budget: Bytes that a new ledger may take; it drops the oldest updates first.
+        budget: Bytes that a new ledger may take; it gives up what is worth least.
         aggregation: Aggregation of the strategy, if it has an `aggregate_train` of its
             own; every round is checked against it.
         local: How clients train, where the server's messages do not say so. `lr`,

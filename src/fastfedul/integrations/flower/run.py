@@ -120,7 +120,8 @@ class RecordedRun:
                 initial,
                 aggregation=self._settings.aggregation,
                 update_dtype=self._settings.dtype,
-                history="sums" if self._settings.keep.policy == "sums" else "rounds",
+                history=self._settings.keep.history,
+                sums_from=self._settings.keep.sums_from,
                 budget=self._settings.budget,
             )
         self._refresh()
@@ -216,10 +217,15 @@ class RecordedRun:
                 f'dtype="{found.update_dtype}" or choose another folder'
             )
         # The other way round is a ledger that was compacted: it goes on with sums.
-        if wanted.keep.policy == "sums" and found.history != "sums":
+        if wanted.keep.history == "sums" and found.history != "sums":
             raise LedgerError(
                 f"the ledger at {self.path} keeps rounds, not sums; run `fastfedul "
                 f"ledger compact {self.path}` first, or go on with another keep"
+            )
+        if wanted.keep.history == "sums" and wanted.keep.sums_from != found.sums_from:
+            raise LedgerError(
+                f"the ledger at {self.path} keeps sums:{found.sums_from}; go on with "
+                f'keep="sums:{found.sums_from}" or choose another folder'
             )
         if wanted.keep.use == "aggregate" and found.history == "sums":
             raise LedgerError(

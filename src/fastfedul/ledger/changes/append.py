@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fastfedul.ledger.chain import content_of, link
+from fastfedul.ledger.changes.garbage import collect_garbage, surplus
+from fastfedul.ledger.changes.pairs import keep_pairs
 from fastfedul.ledger.changes.rewrite import step_name, update_name
-from fastfedul.ledger.changes.sums import (
-    collect_garbage,
-    keep_pairs,
-    put_differences,
-)
+from fastfedul.ledger.changes.sums import add_round
 from fastfedul.ledger.checks import RecordedRound, RecordedUpdate
-from fastfedul.ledger.own_sums import round_difference
 from fastfedul.ledger.store.arrays import Part, Stored
 from fastfedul.ledger.store.entries import local_values
 from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
@@ -23,7 +19,6 @@ from fastfedul.ledger.store.transaction import (
     bytes_of,
     in_groups,
 )
-from fastfedul.params import Flat
 from fastfedul.records import ClientId
 
 _FILES_OF_A_ROUND = 64
@@ -38,10 +33,8 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
         if change.settings.history == "sums":
             placed = _Placed()
             keep_pairs(change, recorded, numbers)
-            put_differences(
-                change, clients, _new_differences(change, recorded, clients)
-            )
-            collect_garbage(change)
+            add_round(change, recorded, clients)
+            collect_garbage(change, surplus(change))
         else:
             placed = _write_vectors(change, recorded, numbers)
     sums_only = change.settings.history == "sums"
@@ -127,7 +120,6 @@ def _count_updates(change: Transaction, recorded: RecordedRound) -> list[ClientR
     """Return the rows of the clients that take part, with one round more."""
     found: list[ClientRow] = []
     new: list[ClientRow] = []
-    sums_only = change.settings.history == "sums"
     for update in recorded.updates:
         row = change.index.client(update.client)
         if row is None:
@@ -139,7 +131,6 @@ def _count_updates(change: Transaction, recorded: RecordedRound) -> list[ClientR
             row,
             num_updates=row.num_updates + 1,
             num_kept=row.num_kept + int(update.kept),
-            num_summed=row.num_summed + int(sums_only),
             num_norms=row.num_norms + int(known),
             shares=row.shares + update.share,
             norms=row.norms + (update.norm if known else 0.0),
@@ -176,19 +167,3 @@ def _write_vectors(
     (file, [step]), *others = change.write_apart(images)
     found = [(other, stored) for other, own in others for stored in own]
     return _Placed(file, None, step, dict(zip(names, found, strict=True)))
-
-
-def _new_differences(
-    change: Transaction, recorded: RecordedRound, clients: list[ClientRow]
-) -> Iterator[Flat]:
-    """Yield the sum of each client of the round, with the round added to it."""
-    for update, client in zip(recorded.updates, clients, strict=True):
-        assert update.vector is not None
-        added = round_difference(
-            update.vector,
-            recorded.step,
-            update.share,
-            alone=len(recorded.updates) == 1,
-        )
-        added += change.difference_of(client)
-        yield added

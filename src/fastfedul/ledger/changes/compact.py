@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import MEAN
+from fastfedul.ledger.changes.pairs import PlacedPair, put_pairs
 from fastfedul.ledger.changes.rewrite import content_of_row, relink
-from fastfedul.ledger.changes.sums import PlacedPair, put_differences, put_pairs
-from fastfedul.ledger.own_sums import own_difference
+from fastfedul.ledger.changes.sums import Placed, put_vectors
+from fastfedul.ledger.erasure import difference_over
 from fastfedul.ledger.pairs import RESERVOIR, OfferedPair, offered_pairs
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.store.schema import (
@@ -62,8 +64,12 @@ class Compaction:
     notes: tuple[str, ...]
 
 
-def plan_compaction(ledger: LedgerReader) -> Compaction:
+def plan_compaction(ledger: LedgerReader, sums_from: int) -> Compaction:
     """Return what compacting a ledger would do; nothing is changed.
+
+    Args:
+        ledger: The ledger.
+        sums_from: From how many kept updates on a client gets a sum.
 
     Raises:
         LedgerError: If it cannot be compacted.
@@ -76,41 +82,80 @@ def plan_compaction(ledger: LedgerReader) -> Compaction:
         rows = ledger.index.rows_by_key(FileRow, "file", files)
         after = sum(row.num_bytes for row in rows.values())
         size = settings.layout.size
-        staying = sum(client.state != "erased" for client in clients)
-        after += staying * encoded_bytes("float32", size)
-        pair = encoded_bytes(settings.update_dtype, size)
-        after += min(len(_offered(ledger)), RESERVOIR) * pair
+        whole = encoded_bytes("float32", size)
+        part = encoded_bytes(settings.update_dtype, size)
+        for client in clients:
+            kept = client.num_kept
+            after += whole if kept >= sums_from else kept * part
+        after += min(len(_offered(ledger)), RESERVOIR) * part
         return Compaction(head.array_bytes, after, LOST, _not_exact(ledger))
 
 
 def turn_to_sums(
-    ledger: LedgerReader, change: Transaction, progress: Progress | None
+    ledger: LedgerReader,
+    change: Transaction,
+    sums_from: int,
+    progress: Progress | None,
 ) -> None:
-    """Write everybody's sum and some pairs, and let go of all vectors of rounds."""
+    """Write everybody's vectors and some pairs, and let go of all vectors of rounds.
+
+    A client none of whose updates was kept gets no vector: nothing tells what to take
+    out of the model for it.
+    """
     index = change.index
-    clients = [row for row in index.rows(ClientRow) if row.state != "erased"]
     offered = _offered(ledger)
     pairs, differences = _placed(ledger, change, offered[:RESERVOIR])
     if len(offered) > RESERVOIR:
         change.set(pair_limit=offered[RESERVOIR][1].priority)
     put_pairs(change, pairs, differences)
-    put_differences(
-        change,
-        [replace(c, num_summed=c.num_kept, num_kept=0) for c in clients],
-        _sums(ledger, clients, progress),
-    )
+    placed: list[Placed] = []
+    updates: list[list[UpdateEntry]] = []
+    for row in index.rows(ClientRow):
+        if row.num_kept:
+            own = ledger.updates_of(row.name)
+            summed = _summed(row, own)
+            for place, some in _parts_of(own, sums_from):
+                placed.append((summed, place))
+                updates.append(some)
+    put_vectors(change, placed, _differences(ledger, updates, progress))
     _let_go(change)
     policy = index.one(PolicyRow, id=1)
-    index.replace(replace(policy, history="sums"))
+    index.replace(replace(policy, history="sums", sums_from=sums_from))
 
 
-def _sums(
-    ledger: Ledger, clients: list[ClientRow], progress: Progress | None
+def _parts_of(
+    updates: Sequence[UpdateEntry], sums_from: int
+) -> list[tuple[int | None, list[UpdateEntry]]]:
+    """Return the vectors of a client: the round of each, and the updates in it.
+
+    Updates that were not kept go with the first part: only their rounds' steps count.
+    """
+    kept = [update for update in updates if update.kept]
+    if len(kept) >= sums_from:
+        return [(None, list(updates))]
+    first = [update for update in updates if not update.kept or update is kept[0]]
+    return [(kept[0].round, first), *((u.round, [u]) for u in kept[1:])]
+
+
+def _summed(client: ClientRow, updates: Sequence[UpdateEntry]) -> ClientRow:
+    """Return a client's row with its kept updates in its vectors."""
+    contribution = math.fsum(u.share * u.norm for u in updates if u.kept)
+    return replace(
+        client,
+        num_summed=client.num_kept,
+        num_kept=0,
+        contribution=contribution,
+    )
+
+
+def _differences(
+    ledger: Ledger, updates: list[list[UpdateEntry]], progress: Progress | None
 ) -> Iterator[Flat]:
-    for done, client in enumerate(clients):
+    rounds = ledger.rounds()
+    for done, own in enumerate(updates):
         if progress:
-            progress(done + 1, len(clients) + 1)
-        yield own_difference(ledger, client.name)
+            progress(done + 1, len(updates) + 1)
+        yield difference_over(ledger, rounds, own)
 
 
 def _placed(

@@ -10,13 +10,11 @@ import numpy as np
 
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.changes.adjust import add_adjustment
+from fastfedul.ledger.changes.erase_sums import erase_from_sums
+from fastfedul.ledger.changes.garbage import collect_all_garbage
+from fastfedul.ledger.changes.pairs import drop_pair
 from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
-from fastfedul.ledger.changes.sums import (
-    collect_garbage,
-    drop_pair,
-    erase_from_sums,
-    release_sum,
-)
+from fastfedul.ledger.changes.sums import release_vectors
 from fastfedul.ledger.erasure import (
     check_erasable,
     correction_of,
@@ -45,11 +43,10 @@ def erase_clients(
     forgotten_at = check_erasable(ledger, clients)
     if change.settings.history == "sums":
         worst = erase_from_sums(ledger, change, clients)
-        for client in clients:
-            _drop_client(change, client)
-        # Earlier sums of the clients must not survive among the bytes that do not
+        _drop_clients(change, clients)
+        # Earlier vectors of the clients must not survive among the bytes that do not
         # count any more.
-        collect_garbage(change, all_of_it=True)
+        collect_all_garbage(change)
         return {"sums_off": worst}
     replayed = change.settings.aggregation != MEAN
     added = _Replayed(ledger, forgotten_at) if replayed else None
@@ -66,8 +63,7 @@ def erase_clients(
     near = {i + 1 for i in touched if i + 1 < change.head.num_rounds} - touched
     found |= change.index.rows_by_key(RoundRow, "round", near)
     rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
-    for client in clients:
-        _drop_client(change, client)
+    _drop_clients(change, clients)
     if added is not None:
         add_adjustment(change, forgotten_at, -added.total.astype(np.float32))
     return {}
@@ -112,13 +108,17 @@ def _changes(
         yield RoundChange(row, step, erased=numbers)
 
 
-def _drop_client(change: Transaction, client: ClientId) -> None:
-    row = change.client(client)
-    change.index.delete(UpdateRow, client=row.id)
+def _drop_clients(change: Transaction, clients: Sequence[ClientId]) -> None:
+    """Remove the rows and vectors of clients; their names and states stay."""
+    numbers = set()
+    for client in clients:
+        row = change.client(client)
+        numbers.add(row.id)
+        change.index.delete(UpdateRow, client=row.id)
+        release_vectors(change, row)
+        # A new row: nothing but this is left of the client.
+        at = row.forgotten_at
+        change.index.replace(ClientRow(row.id, row.name, "erased", forgotten_at=at))
     for pair in change.index.rows(PairRow):
-        if row.id in (pair.client, pair.other):
+        if not numbers.isdisjoint((pair.client, pair.other)):
             drop_pair(change, pair)
-    release_sum(change, row)
-    # A new row: nothing but this is left of the client.
-    at = row.forgotten_at
-    change.index.replace(ClientRow(row.id, row.name, "erased", forgotten_at=at))

@@ -223,6 +223,26 @@ class Index:
         found = self._fetch(sql)
         return found[0][0] if found and isinstance(found[0][0], int) else None
 
+    def emptiest_files(self, count: int) -> list[int]:
+        """Return the files with the smallest part of bytes that count.
+
+        Only a hint where to begin: rows are checked when they are read.
+        """
+        sql = "SELECT file FROM files ORDER BY live_bytes * 1.0 / num_bytes LIMIT ?"
+        return [_int(row[0]) for row in self._fetch(sql, (count,))]
+
+    def least_contributors(self, count: int) -> list[int]:
+        """Return the active clients whose vectors contributed least to the model.
+
+        Only a hint where to begin: rows are checked when they are read.
+        """
+        sql = (
+            "SELECT id FROM clients INDEXED BY clients_by_contribution "
+            "WHERE num_summed > 0 AND state = 'active' "
+            "ORDER BY contribution, id LIMIT ?"
+        )
+        return [_int(row[0]) for row in self._fetch(sql, (count,))]
+
     def _checked(
         self, row: type[Row], where: str, arguments: Sequence[Value]
     ) -> list[Any]:

@@ -56,7 +56,12 @@ class LedgerRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClientRow(Row):
-    """A client, with totals over its rows in `updates`, and its sum if there is one."""
+    """A client, with totals over its rows in `updates`, and its sum if there is one.
+
+    `num_dropped` counts the updates that gave way to a budget. `contribution` is the
+    sum of share times norm over the updates that are in the client's vectors; it is 0
+    in a ledger of rounds.
+    """
 
     table: ClassVar[str] = "clients"
 
@@ -73,6 +78,8 @@ class ClientRow(Row):
     file: int | None = None
     difference: bytes | None = None
     difference_off: float = 0.0
+    num_dropped: int = 0
+    contribution: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,19 @@ class UpdateRow(Row):
     norm: float | None
     step_product: float | None
     summed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow(Row):
+    """One round's part of the difference of a client that has no sum yet."""
+
+    table: ClassVar[str] = "parts"
+    key: ClassVar[int] = 2
+
+    client: int
+    round: int
+    file: int
+    array: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +217,7 @@ class HeadRow(Row):
     num_clients: int
     num_rounds: int
     num_updates: int
+    num_parts: int
     num_pairs: int
     num_files: int
     num_adjustments: int
@@ -241,6 +262,7 @@ class PolicyRow(Row):
     id: int
     history: History
     budget: int | None
+    sums_from: int = 1
 
 
 ROWS: tuple[type[Row], ...] = (
@@ -248,6 +270,7 @@ ROWS: tuple[type[Row], ...] = (
     ClientRow,
     RoundRow,
     UpdateRow,
+    PartRow,
     PairRow,
     FileRow,
     AdjustmentRow,
@@ -263,6 +286,7 @@ COUNTED = (
     ClientRow,
     RoundRow,
     UpdateRow,
+    PartRow,
     PairRow,
     FileRow,
     AdjustmentRow,
@@ -288,7 +312,11 @@ _INDEXES = (
     f"CREATE INDEX {NAMES_AGAIN} ON clients (name, id)",
     "CREATE INDEX rounds_by_file ON rounds (file)",
     "CREATE INDEX clients_by_file ON clients (file)",
+    "CREATE INDEX parts_by_file ON parts (file)",
     "CREATE INDEX pairs_by_file ON pairs (file)",
+    "CREATE INDEX files_by_use ON files (live_bytes * 1.0 / num_bytes)",
+    "CREATE INDEX clients_by_contribution ON clients (contribution, id)"
+    " WHERE num_summed > 0 AND state = 'active'",
     "CREATE INDEX rounds_with_updates ON rounds (round) WHERE num_kept > 0",
     "CREATE INDEX requests_by_state ON requests (state)",
 )

@@ -16,15 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fastfedul.errors import LedgerError
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
+from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
-from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.params import Flat
 from fastfedul.records import ClientId, Model, StorageDtype, VectorRef
 
@@ -35,7 +33,7 @@ SHARED_BYTES = 4 << 20
 """Rounds share a file while it stays below this."""
 
 _SHELF_BYTES = 64 << 20
-"""Sums share a file up to about this."""
+"""Vectors of clients and pairs share a file up to about this."""
 
 _UNDER_WAY = 3
 """Files that are written at the same time, beside the one that is waited for."""
@@ -58,16 +56,6 @@ def in_groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
         num_bytes += part.num_bytes
     if group:
         yield group
-
-
-def difference_of(folder: Path, settings: LedgerSettings, client: ClientRow) -> Flat:
-    """Return the stored sum of a client; zeros for one without a round."""
-    size = settings.layout.size
-    if client.difference is None or client.file is None:
-        return np.zeros(size, np.float32)
-    place = f"client {client.name!r:.80}, sum"
-    stored = Stored.unpacked(client.difference)
-    return read_vector(folder, Source(client.file, stored, "float32", size, place))
 
 
 class Transaction:
@@ -205,8 +193,8 @@ class Transaction:
         return row
 
     def difference_of(self, client: ClientRow) -> Flat:
-        """Return the stored sum of a client; zeros for one without a round."""
-        return difference_of(self.folder, self.settings, client)
+        """Return the stored difference of a client; zeros if it has no vector."""
+        return read_difference(self.index, self.folder, self.settings, client)
 
     def copied(self, name: str, source: Source, data: memoryview | None = None) -> Part:
         """Return a stored vector as a part of a new image."""

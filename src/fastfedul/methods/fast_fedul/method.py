@@ -107,7 +107,9 @@ class FastFedUL:
         update = encoded_bytes(settings.update_dtype, size)
         if settings.history == "sums":
             met = sum(r.num_updates * (r.num_updates - 1) // 2 for r in rounds)
-            sums = len(ledger.clients()) * encoded_bytes("float32", size)
+            whole = encoded_bytes("float32", size)
+            own = [entry.num_summed for entry in ledger.clients().values()]
+            sums = sum(whole if n >= settings.sums_from else n * update for n in own)
             return sums + min(RESERVOIR, met) * update
         step = encoded_bytes(settings.step_dtype, size)
         return sum(r.num_updates for r in rounds) * update + len(rounds) * step
@@ -121,7 +123,7 @@ class FastFedUL:
             rounds = ledger.rounds()
             removal = leaving(ledger, request.forget, rounds)
             coverage = coverages(request.forget, removal)
-            warnings = judge(coverage, self.minimum_coverage)
+            warnings = judge(coverage, self.minimum_coverage, ledger)
             found = skew.difference(ledger, removal, rounds)
             final = ledger.final
         cleaned = final.params.flat + found.vector

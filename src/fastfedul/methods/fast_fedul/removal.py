@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastfedul.errors import UnlearnRefusedError
+from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.bound import Bound
 from fastfedul.methods.fast_fedul.skews import Reaction, Skew
 from fastfedul.methods.fast_fedul.tracing import Leaving
 from fastfedul.methods.protocol import UnlearnResult, coverage_of
 from fastfedul.params import Array, Params
-from fastfedul.records import ClientId
+from fastfedul.records import ClientEntry, ClientId, UpdateEntry
 
 WARN_BELOW_COVERAGE = 0.8
 
@@ -69,30 +70,47 @@ def finite(value: float | None) -> float | None:
 
 def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, float]:
     """Return for each client how much of its share in the model was kept."""
-    return {
-        client: coverage_of([u for u in removal.asked if u.client == client])
-        for client in sorted(forget)
-    }
+    own: dict[ClientId, list[UpdateEntry]] = {client: [] for client in sorted(forget)}
+    for update in removal.asked:
+        own[update.client].append(update)
+    return {client: coverage_of(updates) for client, updates in own.items()}
 
 
-def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]:
+def judge(
+    coverage: Mapping[ClientId, float],
+    minimum: float,
+    ledger: Ledger,
+) -> tuple[str, ...]:
     """Return warnings about what was not kept.
+
+    Args:
+        coverage: Part of each client's share in the model whose updates were kept.
+        minimum: Part below which the forgetting is refused.
+        ledger: The ledger, which says how much gave way to its budget.
 
     Raises:
         UnlearnRefusedError: If less than the minimum was kept of a client.
     """
     warnings = []
+    known: Mapping[ClientId, ClientEntry] = {}
     for client, part in coverage.items():
+        if part >= max(minimum, WARN_BELOW_COVERAGE):
+            continue
+        known = known or ledger.clients()
+        dropped = known[client].num_dropped
+        why = (
+            f" (its {dropped} other updates gave way to the budget)" if dropped else ""
+        )
         if part < minimum:
             raise UnlearnRefusedError(
                 f"only {part:.0%} of what client {client!r:.80} put into the model was "
-                f"kept, less than the {minimum:.0%} required; retrain without it, or "
-                "lower the minimum coverage if an incomplete removal will do"
+                f"kept{why}, less than the {minimum:.0%} required; retrain without it, "
+                "or lower the minimum coverage if an incomplete removal will do"
             )
         if part < WARN_BELOW_COVERAGE:
             warnings.append(
                 f"only {part:.0%} of what client {client!r:.80} put into the model was "
-                "kept; the rest is estimated from that or stays in"
+                f"kept{why}; the rest is estimated from that or stays in"
             )
     return tuple(warnings)
 

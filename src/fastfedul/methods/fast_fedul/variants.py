@@ -57,7 +57,7 @@ class OnSample:
     def settings(self) -> dict[str, object]:
         """Return the settings of the method, and the keeping."""
         keep = self.keep
-        text = keep.policy if keep.budget is None else f"{keep.policy}:{keep.budget}"
+        text = keep.policy if keep.count is None else f"{keep.policy}:{keep.count}"
         return {**method_settings(self.method), "keep": text, "keep_seed": keep.seed}
 
     def kept_bytes(self, ledger: Ledger) -> int:
@@ -67,7 +67,7 @@ class OnSample:
             UnlearnRefusedError: If the ledger keeps sums.
         """
         require_rounds_for("a sample of the updates", ledger)
-        size, budget = ledger.settings.layout.size, self.keep.budget
+        size, budget = ledger.settings.layout.size, self.keep.count
         updates = [round_.num_updates for round_ in ledger.rounds()]
         kept = sum(n if budget is None else min(budget, n) for n in updates)
         step = encoded_bytes(ledger.settings.step_dtype, size)
