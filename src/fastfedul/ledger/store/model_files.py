@@ -12,8 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
-from fastfedul.ledger.store.arrays import sync_folder
-from fastfedul.ledger.store.folder import why
+from fastfedul.ledger.store.array_files import sync_folder, why
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
 

@@ -8,18 +8,17 @@ Files that a change made superfluous are removed after its commit.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
+from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
@@ -59,14 +58,16 @@ def in_groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
         yield group
 
 
-def difference_of(folder: Path, settings: LedgerSettings, client: ClientRow) -> Flat:
+def difference_of(
+    files: ArrayFiles, settings: LedgerSettings, client: ClientRow
+) -> Flat:
     """Return the stored sum of a client; zeros for one without a round."""
     size = settings.layout.size
     if client.difference is None or client.file is None:
         return np.zeros(size, np.float32)
     place = f"client {client.name!r:.80}, sum"
     stored = Stored.unpacked(client.difference)
-    return read_vector(folder, Source(client.file, stored, "float32", size, place))
+    return read_vector(files, Source(client.file, stored, "float32", size, place))
 
 
 class Transaction:
@@ -74,17 +75,19 @@ class Transaction:
 
     Attributes:
         index: The index, inside its transaction.
-        folder: Folder of the array files.
+        files: The array files of the ledger.
         settings: Settings of the ledger.
         head: Where the ledger will stand; written when the change ends.
         before: Where the ledger stood.
+        written_bytes: Bytes written to array files so far.
     """
 
     def __init__(
-        self, index: Index, folder: Path, settings: LedgerSettings, pool: Executor
+        self, index: Index, files: ArrayFiles, settings: LedgerSettings, pool: Executor
     ) -> None:
         self.index = index
-        self.folder = folder
+        self.files = files
+        self.written_bytes = 0
         self.settings = settings
         self.before = index.one(HeadRow, id=1)
         self.head = self.before
@@ -104,7 +107,7 @@ class Transaction:
         number = self._new_number()
         job = self._pool.submit(
             arrays.write_model,
-            self.folder,
+            self.files,
             number,
             self.settings.layout,
             model.params.flat,
@@ -124,9 +127,16 @@ class Transaction:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[ArrayWriter]:
+        """Open a new array file; it is for good and counted when the block ends."""
+        with self._writing() as writer:
+            yield writer
+        self.files.put(writer.number)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[ArrayWriter]:
         """Open a new array file; it is synced and counted when the block ends."""
         number = self._new_number()
-        with ArrayWriter(self.folder, number) as writer:
+        with ArrayWriter(self.files, number) as writer:
             yield writer
             writer.sync()
             self._add_file(writer.row())
@@ -143,16 +153,19 @@ class Transaction:
             end = arrays.page_end(row.num_bytes) + bytes_of(parts)
             row = row if end <= SHARED_BYTES else None
         if row is None:
-            with self.writing() as writer:
+            if number is not None:
+                self.files.put(number, stays=True)
+            with self._writing() as writer:
                 start, found = writer.add(parts)
             self.set(open_file=writer.number)
             return writer.number, start, found
         self._continued.setdefault(row.file, row.num_bytes)
-        with ArrayWriter(self.folder, row.file, row.num_bytes, row.headers) as writer:
+        with ArrayWriter(self.files, row.file, row.num_bytes, row.headers) as writer:
             start, found = writer.add(parts)
             writer.sync()
         live = row.live_bytes + writer.live_bytes
         self.index.replace(FileRow(row.file, writer.end, live, writer.headers))
+        self.written_bytes += writer.end - row.num_bytes
         self._count(writer.end - row.num_bytes, writer.live_bytes)
         return row.file, start, found
 
@@ -167,7 +180,7 @@ class Transaction:
         try:
             for parts in images:
                 number = self._new_number()
-                job = self._pool.submit(arrays.write_image, self.folder, number, parts)
+                job = self._pool.submit(arrays.write_image, self.files, number, parts)
                 waiting.append(job)
                 if len(waiting) > _UNDER_WAY:
                     yield self._written(waiting.popleft())
@@ -205,11 +218,11 @@ class Transaction:
 
     def difference_of(self, client: ClientRow) -> Flat:
         """Return the stored sum of a client; zeros for one without a round."""
-        return difference_of(self.folder, self.settings, client)
+        return difference_of(self.files, self.settings, client)
 
     def copied(self, name: str, source: Source, data: memoryview | None = None) -> Part:
         """Return a stored vector as a part of a new image."""
-        return arrays.copied_part(name, self.folder, source, data)
+        return arrays.copied_part(name, self.files, source, data)
 
     def new(self, name: str, vector: Flat, dtype: StorageDtype) -> Part:
         """Return a vector at hand as a part of a new image."""
@@ -246,9 +259,9 @@ class Transaction:
         self.index.replace(self.head)
 
     def finish(self) -> None:
-        """Sync the folder and write the head; only the commit remains."""
+        """Make the files survive and write the head; only the commit remains."""
         if self._created:
-            arrays.sync_folder(self.folder)
+            self.files.settle()
         self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
@@ -258,18 +271,11 @@ class Transaction:
             for_good: Whether it must stay away after power loss. Otherwise it may come
                 back, and the next writer sweeps it.
         """
-        for number in self._removed:
-            self._unlink(number)
-        if self._removed and for_good:
-            arrays.sync_folder(self.folder)
+        self.files.remove(self._removed, for_good=for_good)
 
     def undo(self) -> None:
-        """Remove what a change wrote that was not committed."""
-        for number in self._created:
-            self._unlink(number)
-        for number, num_bytes in self._continued.items():
-            with contextlib.suppress(OSError):
-                os.truncate(self.folder / arrays.file_name(number), num_bytes)
+        """Remove the files and bytes of a change that was not committed."""
+        self.files.undo(self._created, self._continued)
 
     def _new_number(self) -> int:
         number = self.head.next_file
@@ -279,6 +285,7 @@ class Transaction:
 
     def _add_file(self, row: FileRow) -> None:
         self.index.add(row)
+        self.written_bytes += row.num_bytes
         self._count(row.num_bytes, row.live_bytes)
 
     def _count(self, num_bytes: int, live_bytes: int) -> None:
@@ -286,8 +293,3 @@ class Transaction:
             array_bytes=self.head.array_bytes + num_bytes,
             live_bytes=self.head.live_bytes + live_bytes,
         )
-
-    def _unlink(self, number: int) -> None:
-        # What cannot be removed now is swept away on the next open.
-        with contextlib.suppress(OSError):
-            (self.folder / arrays.file_name(number)).unlink()
