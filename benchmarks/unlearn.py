@@ -53,6 +53,7 @@ from fastfedul import (
     Scalar,
     UnlearnRequest,
 )
+from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, new_part
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat
@@ -475,7 +476,7 @@ def measure_dtypes(folder: Path, sizes: Sizes, figures: Figures) -> None:
     vector = MadeUpRounds.of(sizes.parameters, 1).bases[0]
     found = {}
     for number, dtype in enumerate(STORAGE_DTYPES):
-        with ArrayWriter(folder, number) as writer:
+        with ArrayWriter(ArrayFiles(folder), number) as writer:
             writer.add([new_part("0.update.1", vector, dtype)])
             writer.sync()
             found[dtype] = writer.end

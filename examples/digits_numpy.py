@@ -103,7 +103,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger"
-        with fastfedul.DiskLedger.create(path, start) as ledger:
+        with fastfedul.create_ledger(path, start) as ledger:
             train(ledger, clients)
             before = ledger.final.params
             result = fastfedul.forget(ledger, [POISONER])

@@ -1,146 +1,99 @@
 """Take a client back out of a federated model, without data and without training."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fastfedul.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from fastfedul.errors import (
-        FastFedULError,
-        InvalidInputError,
-        LedgerDamagedError,
-        LedgerError,
-        LedgerLockedError,
-        UnknownClientError,
-        UnlearnRefusedError,
-    )
-    from fastfedul.federation.aggregation import Aggregation
-    from fastfedul.forgetting.requests import (
-        AppliedRequest,
-        add_request,
-        apply_requests,
-        cancel_request,
-    )
-    from fastfedul.forgetting.service import Forgetting, erase, forget, preview
-    from fastfedul.ledger.disk import DiskLedger, LedgerReader
-    from fastfedul.ledger.keeping import Keep
-    from fastfedul.ledger.memory import MemoryLedger
-    from fastfedul.ledger.protocol import Ledger, params_at, read_round
-    from fastfedul.ledger.verify import verify
-    from fastfedul.methods.fast_fedul.method import FastFedUL
-    from fastfedul.methods.fast_fedul.removal import Removal
-    from fastfedul.methods.fast_fedul.skews import Kronecker, NoSkew, Scalar
-    from fastfedul.methods.protocol import Method, Needs, UnlearnRequest, UnlearnResult
-    from fastfedul.params import Params
-    from fastfedul.records import ClientUpdate, ForgetRequest, LocalSGD, Model, Round
-    from fastfedul.report.comparison_table import ComparisonTable, compare
-    from fastfedul.runs.config import RunConfig
-    from fastfedul.runs.training import train
+    from fastfedul import methods as methods
+    from fastfedul.errors import FastFedULError as FastFedULError
+    from fastfedul.errors import InvalidInputError as InvalidInputError
+    from fastfedul.errors import LedgerDamagedError as LedgerDamagedError
+    from fastfedul.errors import LedgerError as LedgerError
+    from fastfedul.errors import LedgerLockedError as LedgerLockedError
+    from fastfedul.errors import UnknownClientError as UnknownClientError
+    from fastfedul.errors import UnlearnRefusedError as UnlearnRefusedError
+    from fastfedul.federation.aggregation import Aggregation as Aggregation
+    from fastfedul.forgetting.requests import AppliedRequest as AppliedRequest
+    from fastfedul.forgetting.requests import add_request as add_request
+    from fastfedul.forgetting.requests import apply_requests as apply_requests
+    from fastfedul.forgetting.requests import cancel_request as cancel_request
+    from fastfedul.forgetting.service import Forgetting as Forgetting
+    from fastfedul.forgetting.service import erase as erase
+    from fastfedul.forgetting.service import forget as forget
+    from fastfedul.forgetting.service import preview as preview
+    from fastfedul.ledger.disk import DiskLedger as DiskLedger
+    from fastfedul.ledger.disk import LedgerReader as LedgerReader
+    from fastfedul.ledger.disk import create_ledger as create_ledger
+    from fastfedul.ledger.disk import open_ledger as open_ledger
+    from fastfedul.ledger.keeping import Keep as Keep
+    from fastfedul.ledger.memory import MemoryLedger as MemoryLedger
+    from fastfedul.ledger.protocol import Ledger as Ledger
+    from fastfedul.ledger.protocol import params_at as params_at
+    from fastfedul.ledger.protocol import read_round as read_round
+    from fastfedul.ledger.restoration import restore_ledger as restore_ledger
+    from fastfedul.ledger.verify import verify as verify
+    from fastfedul.methods import FastFedUL as FastFedUL
+    from fastfedul.methods import Kronecker as Kronecker
+    from fastfedul.methods import Method as Method
+    from fastfedul.methods import Needs as Needs
+    from fastfedul.methods import NoSkew as NoSkew
+    from fastfedul.methods import Removal as Removal
+    from fastfedul.methods import Scalar as Scalar
+    from fastfedul.methods import UnlearnRequest as UnlearnRequest
+    from fastfedul.methods import UnlearnResult as UnlearnResult
+    from fastfedul.params import Params as Params
+    from fastfedul.records import ClientUpdate as ClientUpdate
+    from fastfedul.records import ForgetRequest as ForgetRequest
+    from fastfedul.records import LocalSGD as LocalSGD
+    from fastfedul.records import Model as Model
+    from fastfedul.records import Round as Round
+    from fastfedul.report.comparison_table import ComparisonTable as ComparisonTable
+    from fastfedul.report.comparison_table import compare as compare
+    from fastfedul.runs.config import RunConfig as RunConfig
+    from fastfedul.runs.training import train as train
 
-__all__ = [
-    "Aggregation",
-    "AppliedRequest",
-    "ClientUpdate",
-    "ComparisonTable",
-    "DiskLedger",
-    "FastFedUL",
-    "FastFedULError",
-    "ForgetRequest",
-    "Forgetting",
-    "InvalidInputError",
-    "Keep",
-    "Kronecker",
-    "Ledger",
-    "LedgerDamagedError",
-    "LedgerError",
-    "LedgerLockedError",
-    "LedgerReader",
-    "LocalSGD",
-    "MemoryLedger",
-    "Method",
-    "Model",
-    "Needs",
-    "NoSkew",
-    "Params",
-    "Removal",
-    "Round",
-    "RunConfig",
-    "Scalar",
-    "UnknownClientError",
-    "UnlearnRefusedError",
-    "UnlearnRequest",
-    "UnlearnResult",
-    "add_request",
-    "apply_requests",
-    "cancel_request",
-    "compare",
-    "erase",
-    "forget",
-    "params_at",
-    "preview",
-    "read_round",
-    "train",
-    "verify",
-]
-
-_MODULE_OF = {
-    "Aggregation": "federation.aggregation",
-    "AppliedRequest": "forgetting.requests",
-    "ClientUpdate": "records",
-    "ComparisonTable": "report.comparison_table",
-    "DiskLedger": "ledger.disk",
-    "FastFedUL": "methods.fast_fedul.method",
-    "FastFedULError": "errors",
-    "ForgetRequest": "records",
-    "Forgetting": "forgetting.service",
-    "InvalidInputError": "errors",
-    "Keep": "ledger.keeping",
-    "Kronecker": "methods.fast_fedul.skews",
-    "Ledger": "ledger.protocol",
-    "LedgerDamagedError": "errors",
-    "LedgerError": "errors",
-    "LedgerLockedError": "errors",
-    "LedgerReader": "ledger.disk",
-    "LocalSGD": "records",
-    "MemoryLedger": "ledger.memory",
-    "Method": "methods.protocol",
-    "Model": "records",
-    "Needs": "methods.protocol",
-    "NoSkew": "methods.fast_fedul.skews",
-    "Params": "params",
-    "Removal": "methods.fast_fedul.removal",
-    "Round": "records",
-    "RunConfig": "runs.config",
-    "Scalar": "methods.fast_fedul.skews",
-    "UnknownClientError": "errors",
-    "UnlearnRefusedError": "errors",
-    "UnlearnRequest": "methods.protocol",
-    "UnlearnResult": "methods.protocol",
-    "add_request": "forgetting.requests",
-    "apply_requests": "forgetting.requests",
-    "cancel_request": "forgetting.requests",
-    "compare": "report.comparison_table",
-    "erase": "forgetting.service",
-    "forget": "forgetting.service",
-    "params_at": "ledger.protocol",
-    "preview": "forgetting.service",
-    "read_round": "ledger.protocol",
-    "train": "runs.training",
-    "verify": "ledger.verify",
+_NAMES = {
+    # a ledger
+    "ledger.disk": ("open_ledger", "create_ledger", "DiskLedger", "LedgerReader"),
+    "ledger.restoration": ("restore_ledger",),
+    "ledger.memory": ("MemoryLedger",),
+    "ledger.protocol": ("Ledger", "params_at", "read_round"),
+    "ledger.keeping": ("Keep",),
+    "ledger.verify": ("verify",),
+    # forgetting
+    "forgetting.service": ("preview", "forget", "erase", "Forgetting"),
+    "forgetting.requests": (
+        "add_request",
+        "cancel_request",
+        "apply_requests",
+        "AppliedRequest",
+    ),
+    # how to forget
+    "methods": (),
+    "methods.fast_fedul.method": ("FastFedUL",),
+    "methods.fast_fedul.skews": ("Kronecker", "NoSkew", "Scalar"),
+    "methods.fast_fedul.removal": ("Removal",),
+    "methods.protocol": ("Method", "Needs", "UnlearnRequest", "UnlearnResult"),
+    # a run
+    "runs.config": ("RunConfig",),
+    "runs.training": ("train",),
+    "report.comparison_table": ("compare", "ComparisonTable"),
+    # a round
+    "params": ("Params",),
+    "records": ("ClientUpdate", "ForgetRequest", "LocalSGD", "Model", "Round"),
+    "federation.aggregation": ("Aggregation",),
+    # errors
+    "errors": (
+        "FastFedULError",
+        "InvalidInputError",
+        "LedgerDamagedError",
+        "LedgerError",
+        "LedgerLockedError",
+        "UnknownClientError",
+        "UnlearnRefusedError",
+    ),
 }
-"""The module of each public name."""
+"""The public names, in groups, by the module that has them."""
 
-
-def __getattr__(name: str) -> Any:
-    """Return a public name; its module is imported when somebody asks for the name.
-
-    So `fastfedul --help` and programs that need one name do not wait for all modules.
-    """
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"fastfedul.{_MODULE_OF[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerReader, forget, verify
-from fastfedul.ledger.store.arrays import file_name
+from fastfedul.ledger.store.array_files import file_name
 from fastfedul.records import History
 from tests.support.disk_ledgers import (
     initial_model,

@@ -102,7 +102,7 @@ def test_every_table_is_in_the_catalogue_once() -> None:
 def test_the_head_counts_every_table_that_the_writer_changes() -> None:
     counted = {name[4:] for name in names(HeadRow) if name.startswith("num_")}
     assert counted == {row.table for row in COUNTED}
-    single = {"ledger", "head", "policy", "request_head"}
+    single = {"ledger", "head", "policy", "place", "request_head"}
     assert counted | single | {"requests"} == {row.table for row in ROWS}
 
 

@@ -22,7 +22,8 @@ from fastfedul import (
 from fastfedul.ledger.protocol import models
 from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.ledger.store import codec
-from fastfedul.ledger.store.arrays import PAGE, Stored, file_name
+from fastfedul.ledger.store.array_files import file_name
+from fastfedul.ledger.store.arrays import PAGE, Stored
 from fastfedul.ledger.store.schema import ROWS, Row, digest_of, key_names, names
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype, VectorRef

@@ -1,4 +1,4 @@
-"""`fastfedul ledger`: look at a ledger, verify it, import one from saved models."""
+"""`fastfedul ledger`: look at a ledger, verify it, import, back up and restore one."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from fastfedul.ledger.estimate import (
 )
 from fastfedul.ledger.importing import import_ledger
 from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.restoration import restore_ledger
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
@@ -91,6 +92,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             "dropped": dropped_by(ledger).details(),
             "clients_with_drops": sum(client.num_dropped > 0 for client in clients),
             "bytes": ledger.num_array_bytes(),
+            "arrays_at": ledger.files.address,
             "chain": ledger.chain.hex(),
             "model": str(ledger.model_path),
             "events": [
@@ -118,6 +120,7 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
             ("keeps", _kept(settings)),
             ("size", show_bytes(facts["bytes"]) + _of(settings.budget)),
             *_given_up(facts),
+            ("arrays at", facts["arrays_at"]),
             ("chain", facts["chain"]),
             ("model", facts["model"]),
         ],
@@ -408,6 +411,13 @@ def import_models(
     momentum: Momentum = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
+    arrays: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the array files go, such as s3://bucket/prefix. [OUT]",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Make a ledger from models that were saved in every round.
@@ -442,6 +452,7 @@ def import_models(
             update_dtype=dtype,
             buffers=frozenset(buffer or ()),
             local=local,
+            arrays=arrays,
             progress=progress,
         )
     if json:
@@ -450,6 +461,53 @@ def import_models(
         out().print(
             f"{rounds} rounds imported to {out_path}", markup=False, soft_wrap=True
         )
+
+
+@app.command()
+def backup(path: LedgerPath, json: JsonFlag = False) -> None:
+    """Copy the index to the object store that has the arrays.
+
+    A writer does so by itself when it closes the ledger. Run this after a message that
+    the copy is old, or after requests were filed.
+
+    Example: `fastfedul ledger backup my-ledger`
+    """
+    with DiskLedger(path) as ledger:
+        ledger.backup()
+        rounds, address = ledger.num_rounds, ledger.files.address
+    if json:
+        print_json({"path": str(path), "arrays_at": address, "rounds": rounds})
+    else:
+        out().print(
+            f"{address} has the index of {rounds} rounds", markup=False, soft_wrap=True
+        )
+
+
+@app.command()
+def restore(
+    address: Annotated[
+        str,
+        typer.Argument(
+            help="Where the arrays lie, such as s3://bucket/prefix.", metavar="ADDRESS"
+        ),
+    ],
+    path: Annotated[
+        Path, typer.Argument(help="Where the ledger goes.", metavar="PATH")
+    ],
+    json: JsonFlag = False,
+) -> None:
+    """Bring a ledger back from an object store after its folder was lost.
+
+    Afterwards only PATH may write to the store. A folder that wrote there before is
+    refused.
+
+    Example: `fastfedul ledger restore s3://bucket/prefix my-ledger`
+    """
+    rounds = restore_ledger(address, path)
+    if json:
+        print_json({"path": str(path), "arrays_at": address, "rounds": rounds})
+    else:
+        out().print(f"{rounds} rounds restored to {path}", markup=False, soft_wrap=True)
 
 
 def _announce(path: Path, found: Compaction) -> None:

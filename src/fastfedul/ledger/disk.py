@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from fastfedul.errors import (
     UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.files import sync_folder
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
 from fastfedul.ledger.changes.compact import (
@@ -67,9 +68,10 @@ from fastfedul.ledger.store.folder import (
     explain,
     find_ledger,
     new_folder,
-    sweep,
 )
 from fastfedul.ledger.store.index import AnyRow, Index
+from fastfedul.ledger.store.object_arrays import ObjectArrays
+from fastfedul.ledger.store.places import array_files, discard, new_place
 from fastfedul.ledger.store.request_rows import (
     read_log,
     read_requests,
@@ -83,6 +85,7 @@ from fastfedul.ledger.store.schema import (
     HeadRow,
     LedgerRow,
     PairRow,
+    PlaceRow,
     PolicyRow,
     RoundRow,
     UpdateRow,
@@ -120,6 +123,7 @@ class LedgerReader:
     Attributes:
         path: The ledger's folder.
         index: Its index.
+        files: Its array files.
     """
 
     def __init__(
@@ -138,7 +142,6 @@ class LedgerReader:
         """
         self.path = find_ledger(Path(path))
         self.index = Index(self.path / INDEX, write=write)
-        self._folder = self.path / ARRAYS
         try:
             with self.index.reading():
                 self.index.check_size()
@@ -150,6 +153,8 @@ class LedgerReader:
                     )
                 self._row = self.index.one(LedgerRow, id=1)
                 policy = self.index.one(PolicyRow, id=1)
+                place = self.index.one(PlaceRow, id=1)
+            self.files = array_files(self.path / ARRAYS, place)
         except BaseException:
             self.index.close()
             raise
@@ -176,6 +181,7 @@ class LedgerReader:
     def close(self) -> None:
         """Close the index."""
         self.index.close()
+        self.files.close()
 
     @property
     def settings(self) -> LedgerSettings:
@@ -213,7 +219,7 @@ class LedgerReader:
     @property
     def model_path(self) -> Path:
         """The file of the model now; it gives way to another with the next change."""
-        return self._folder / arrays.file_name(self.head.file)
+        return self.files.path(self.head.file)
 
     @property
     def model_digest(self) -> str:
@@ -292,7 +298,7 @@ class LedgerReader:
         with self.index.reading():
             return {
                 row.round: streaming.read_vector(
-                    self._folder,
+                    self.files,
                     self._source(
                         row.file,
                         row.array,
@@ -335,7 +341,7 @@ class LedgerReader:
                 )
             if self.settings.history == "rounds":
                 return own_difference(self, client)
-            return read_difference(self.index, self._folder, self._settings, row)
+            return read_difference(self.index, self.files, self._settings, row)
 
     def pairs(self) -> Sequence[PairEntry]:
         """Return the kept differences of two clients; none in a ledger of rounds."""
@@ -356,12 +362,12 @@ class LedgerReader:
         """Return linear combinations and inner products of stored vectors."""
         with self.index.reading():
             sources = self._sources(vectors)
-            return streaming.combine(self._folder, sources, coefficients, pairs)
+            return streaming.combine(self.files, sources, coefficients, pairs)
 
     def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
         """Return stored vectors one under the other, to be read by columns."""
         with self.index.reading():
-            return streaming.StackedFiles(self._folder, tuple(self._sources(vectors)))
+            return streaming.StackedFiles(self.files, tuple(self._sources(vectors)))
 
     def num_array_bytes(self) -> int:
         """Return the size of all array files together."""
@@ -471,7 +477,7 @@ class LedgerReader:
         layout = self._settings.layout
         stored = Stored.unpacked(column)
         with self.index.reading():
-            flat, buffers = arrays.read_model(self._folder, file, stored, layout, place)
+            flat, buffers = arrays.read_model(self.files, file, stored, layout, place)
         return Model(Params(layout, flat), buffers)
 
 
@@ -495,11 +501,10 @@ class DiskLedger(LedgerReader):
             self._lock = acquire_lock(self.path)
             with self.index.reading():
                 rows = self._all(FileRow)
-            sweep(
-                self.path, {arrays.file_name(row.file): row.num_bytes for row in rows}
-            )
+            self.files.take_over(self.index)
+            self.files.sweep({row.file: row.num_bytes for row in rows})
         except BaseException:
-            self.close()
+            self._release()
             raise
 
     @classmethod
@@ -515,6 +520,7 @@ class DiskLedger(LedgerReader):
         history: History = "rounds",
         sums_from: int = 1,
         budget: int | None = None,
+        arrays: str | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -531,6 +537,8 @@ class DiskLedger(LedgerReader):
                 The parts of fewer rounds are stored one by one, in `update_dtype`.
             budget: Bytes the ledger may take. When a round would exceed them, the
                 ledger gives up what is worth least, and its log says what.
+            arrays: Where the array files lie, such as `s3://bucket/prefix`; None for
+                the ledger's own folder.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -549,22 +557,41 @@ class DiskLedger(LedgerReader):
         new = [parent for parent in folder.parents if not parent.exists()]
         # A process of the same number may have been killed here before.
         shutil.rmtree(building, ignore_errors=True)
+        place = new_place(arrays)
         try:
             (building / ARRAYS).mkdir(parents=True)
-            _fill(building, initial, settings)
+            _fill(building, initial, settings, place)
             building.replace(folder)
             for changed in (folder, *new):
-                arrays.sync_folder(changed.parent)
+                sync_folder(changed.parent)
         except OSError as error:
-            shutil.rmtree(building, ignore_errors=True)
+            discard(building, place.address)
             raise explain(error, folder, "the new ledger") from None
         except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
+            discard(building, place.address)
             raise
         return cls(folder, custom=custom)
 
     def close(self) -> None:
-        """Close the index and let another process write."""
+        """Close the index and let another process write.
+
+        Raises:
+            LedgerError: If a ledger with arrays on an object store cannot copy its
+                index there. It is closed, and whole, nevertheless.
+        """
+        try:
+            if self._lock >= 0:
+                self.files.leave(self.index)
+        finally:
+            self._release()
+
+    def __exit__(self, *exception: object) -> None:
+        # An error of the block says more than one of closing.
+        hidden = () if exception[0] is None else (LedgerError,)
+        with contextlib.suppress(*hidden):
+            self.close()
+
+    def _release(self) -> None:
         super().close()
         self._pool.shutdown()
         if self._lock >= 0:
@@ -629,7 +656,7 @@ class DiskLedger(LedgerReader):
         require_known(self, clients)
         # Large models: what is not needed while the history is rewritten must go.
         self._last_step = self._model_now = None
-        with self._changing("the forgetting") as change:
+        with self._changing("the forgetting", erases=erase) as change:
             require_state(self, computed_at)
             move_model(change, cleaned_model(self.final, delta, model), delta)
             forget_clients(self, change, clients, details, erase=erase, request=request)
@@ -643,7 +670,7 @@ class DiskLedger(LedgerReader):
         """
         check_erasable(self, clients)
         self._last_step = self._model_now = None
-        with self._changing("the erasure") as change:
+        with self._changing("the erasure", erases=True) as change:
             details = {**details, **erase_clients(self, change, clients)}
             add_event(change, "erase", clients, details)
 
@@ -671,7 +698,7 @@ class DiskLedger(LedgerReader):
         """
         found = plan_compaction(self, sums_from)
         settings = replace(self._settings, history="sums", sums_from=sums_from)
-        with self._changing("the compaction") as change:
+        with self._changing("the compaction", erases=True) as change:
             turn_to_sums(self, change, sums_from, progress)
             add_event(change, "compact", (), {"notes": list(found.notes)})
         self._settings = settings
@@ -685,6 +712,18 @@ class DiskLedger(LedgerReader):
             policy = self.index.one(PolicyRow, id=1)
             self.index.replace(replace(policy, budget=budget))
         self._settings = settings
+
+    def backup(self) -> None:
+        """Copy the index to the object store that has the array files.
+
+        Raises:
+            InvalidInputError: If the array files lie in the ledger's own folder.
+        """
+        if not isinstance(self.files, ObjectArrays):
+            raise InvalidInputError(
+                f"the arrays of {self.path} lie in the folder itself; copy the folder"
+            )
+        self.files.copy(self.index)
 
     def _current(self, head: HeadRow) -> Model:
         if self._model_now is None or self._model_now[0] != head.model:
@@ -710,12 +749,15 @@ class DiskLedger(LedgerReader):
         return self._last_step[1]
 
     @contextlib.contextmanager
-    def _changing(self, what: str, *, for_good: bool = True) -> Iterator[Transaction]:
+    def _changing(
+        self, what: str, *, for_good: bool = True, erases: bool = False
+    ) -> Iterator[Transaction]:
         """Commit a change of the ledger whole, or leave it as it was.
 
         Args:
             what: What is changed, for messages.
             for_good: Whether files that it removes must stay away after power loss.
+            erases: Whether no version of them may be left anywhere.
         """
         if not self._busy.acquire(blocking=False):
             raise LedgerError(
@@ -724,10 +766,9 @@ class DiskLedger(LedgerReader):
             )
         change: Transaction | None = None
         try:
+            self.files.check_change(erases=erases)
             with self._explained(what), self.index.writing():
-                change = Transaction(
-                    self.index, self._folder, self._settings, self._pool
-                )
+                change = Transaction(self.index, self.files, self._settings, self._pool)
                 yield change
                 change.finish()
         except BaseException:
@@ -736,8 +777,8 @@ class DiskLedger(LedgerReader):
             raise
         finally:
             self._busy.release()
-        with self._explained(f"the removal of files after {what}"):
-            change.clean_up(for_good=for_good)
+        change.clean_up(for_good=for_good)
+        self.files.committed(self.index, change.written_bytes, erases=erases)
 
     def _undo(self, change: Transaction) -> None:
         """Remove a failed change's files if it is certain not to be committed.
@@ -756,14 +797,18 @@ class DiskLedger(LedgerReader):
             raise explain(error, self.path, what) from None
 
 
-def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
+def _fill(
+    folder: Path, initial: Model, settings: LedgerSettings, place: PlaceRow
+) -> None:
     """Write the index and the initial model of a new ledger."""
     layout = settings.layout
     buffers = require_buffers(initial.buffers, layout)
+    files = array_files(folder / ARRAYS, place)
     num_bytes, stored = arrays.write_model(
-        folder / ARRAYS, INITIAL_FILE, layout, initial.params.flat, buffers
+        files, INITIAL_FILE, layout, initial.params.flat, buffers
     )
-    arrays.sync_folder(folder / ARRAYS)
+    files.settle()
+    files.close()
     index = Index(folder / INDEX, write=True, create=True)
     try:
         with index.writing():
@@ -807,6 +852,49 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
             index.add(
                 PolicyRow(1, settings.history, settings.budget, settings.sums_from)
             )
+            index.add(place)
     finally:
         index.close()
-    arrays.sync_folder(folder)
+    sync_folder(folder)
+
+
+create_ledger = DiskLedger.create
+
+
+@overload
+def open_ledger(
+    path: Path | str,
+    *,
+    read_only: Literal[False] = False,
+    custom: Mapping[str, Aggregation] | None = None,
+) -> DiskLedger: ...
+
+
+@overload
+def open_ledger(
+    path: Path | str,
+    *,
+    read_only: Literal[True],
+    custom: Mapping[str, Aggregation] | None = None,
+) -> LedgerReader: ...
+
+
+def open_ledger(
+    path: Path | str,
+    *,
+    read_only: bool = False,
+    custom: Mapping[str, Aggregation] | None = None,
+) -> LedgerReader:
+    """Return an open ledger; use it in a `with` block, or close it.
+
+    Args:
+        path: A ledger, or the run that contains it.
+        read_only: Whether only to read. Any number of readers may open a ledger, but
+            only one writer.
+        custom: The caller's own aggregations by name.
+
+    Raises:
+        LedgerLockedError: If another process writes to the ledger.
+    """
+    kind = LedgerReader if read_only else DiskLedger
+    return kind(path, custom=custom)

@@ -23,8 +23,10 @@ import numpy as np
 from fastfedul import canonical_json
 from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.ledger.disk import DiskLedger
-from fastfedul.ledger.store.folder import new_folder, why
+from fastfedul.ledger.store.array_files import why
+from fastfedul.ledger.store.folder import new_folder
 from fastfedul.ledger.store.model_files import SUFFIXES, read_model
+from fastfedul.ledger.store.places import discard
 from fastfedul.params import Params, subtract
 from fastfedul.records import (
     ClientId,
@@ -48,6 +50,7 @@ def import_ledger(
     step_dtype: StorageDtype = "float32",
     buffers: frozenset[str] = frozenset(),
     local: LocalSGD | None = None,
+    arrays: str | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Write a ledger of saved models to `out` and return its number of rounds.
@@ -62,6 +65,7 @@ def import_ledger(
         step_dtype: How steps are stored.
         buffers: Names of float arrays that are not learned, such as running means.
         local: How the clients of every round trained; None if that is not known.
+        arrays: Where the array files go, such as `s3://bucket/prefix`; None for `out`.
         progress: Called with rounds done and rounds in all.
     """
     models = _numbered(folder / "global")
@@ -78,6 +82,7 @@ def import_ledger(
     model = read_model(models[0], buffers=buffers)
     # An import that was killed leaves this behind; it has never been a ledger.
     shutil.rmtree(building, ignore_errors=True)
+    made = False
     try:
         with DiskLedger.create(
             building,
@@ -85,7 +90,9 @@ def import_ledger(
             aggregation=aggregation,
             update_dtype=update_dtype,
             step_dtype=step_dtype,
+            arrays=arrays,
         ) as ledger:
+            made = True
             for index in range(len(models) - 1):
                 after = read_model(
                     models[index + 1], layout=model.params.layout, buffers=buffers
@@ -97,10 +104,10 @@ def import_ledger(
                     progress(index + 1, len(models) - 1)
         building.rename(out)
     except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
+        discard(building, arrays if made else None)
         raise LedgerError(f"cannot write a ledger to {out}: {why(error)}") from None
     except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+        discard(building, arrays if made else None)
         raise
     return len(models) - 1
 

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
@@ -18,10 +17,10 @@ from fastfedul.ledger.chain import content_of, link
 from fastfedul.ledger.changes.rewrite import first_link
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store import arrays
+from fastfedul.ledger.store.array_files import ArrayFile, file_name
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import part_place, sum_place
 from fastfedul.ledger.store.entries import local_values
-from fastfedul.ledger.store.folder import ARRAYS, unnamed
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.request_rows import (
     digest_of_event,
@@ -91,13 +90,12 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         problems += _request_problems(index)
         files = index.rows(FileRow)
         problems += _file_problems(files, head, contents)
-        known = {arrays.file_name(row.file) for row in files}
-        strays, foreign = unnamed(ledger.path, known)
+        strays, foreign = ledger.files.unnamed({row.file for row in files})
     # What is committed never changes, so it is read without keeping the writer waiting.
     total = sum(row.num_bytes for row in files)
     done = 0
-    for row in files:
-        damages = list(contents.damages(row))
+    checked = ledger.files.each(lambda row: list(contents.damages(row)), files)
+    for row, damages in zip(files, checked, strict=True):
         if damages:
             problems += _unless_removed(index, row, damages)
         done += row.num_bytes
@@ -126,7 +124,7 @@ class _Contents:
 
     def __init__(self, ledger: LedgerReader) -> None:
         index, settings = ledger.index, ledger.settings
-        self.folder: Path = ledger.path / ARRAYS
+        self._files = ledger.files
         self.problems: list[str] = []
         self.clients = {row.id: row for row in index.rows(ClientRow)}
         self.rounds = index.rows(RoundRow)
@@ -211,41 +209,29 @@ class _Contents:
 
     def damages(self, row: FileRow) -> Iterator[str]:
         """Yield what is wrong with the bytes of a file."""
-        path = self.folder / arrays.file_name(row.file)
-        place = self._place_in(row.file)
+        name, place = file_name(row.file), self._place_in(row.file)
+        model = self._models.get(row.file)
         try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            yield f"{place}: the file {path.name} is missing"
-            return
-        except OSError as error:
-            yield f"{place}: the file {path.name} cannot be read: {error.strerror}"
-            return
-        if size < row.num_bytes or (row.file in self._models and size > row.num_bytes):
-            yield f"{place}: the file {path.name} has the wrong size"
-            return
-        if row.file in self._models:
-            try:
-                digest = arrays.file_digest(path)
-            except OSError as error:
-                yield f"{place}: the file {path.name} cannot be read: {error.strerror}"
-                return
-            if digest != self._models[row.file][1].digest:
-                yield f"{place}: the file {path.name} was changed"
-            return
-        try:
-            with arrays.opened(self.folder, row.file, place) as descriptor:
-                for source in self._sources.get(row.file, ()):
-                    damage = arrays.damage_of(descriptor, source)
-                    if damage:
-                        yield damage
-                around = arrays.header_damage(descriptor, row)
-                if around:
-                    yield f"{place}: {around} in {path.name}"
+            with self._files.opened_whole(row.file, row.num_bytes, place) as file:
+                size = file.num_bytes()
+                if size < row.num_bytes or (model and size > row.num_bytes):
+                    yield f"{place}: the file {name} has the wrong size"
+                elif model:
+                    if arrays.whole_digest(file, place) != model[1].digest:
+                        yield f"{place}: the file {name} was changed"
+                else:
+                    yield from self._damaged_vectors(file, row)
         except LedgerError as error:
             yield str(error)
-        except OSError as error:
-            yield f"{place}: the file {path.name} cannot be read: {error.strerror}"
+
+    def _damaged_vectors(self, file: ArrayFile, row: FileRow) -> Iterator[str]:
+        for source in self._sources.get(row.file, ()):
+            damage = arrays.damage_of(file, source)
+            if damage:
+                yield damage
+        around = arrays.header_damage(file, row)
+        if around:
+            yield f"{self._place_in(row.file)}: {around} in {file_name(row.file)}"
 
 
 def _index_problems(index: Index) -> Iterator[str]:

@@ -11,7 +11,8 @@ import pytest
 
 from fastfedul import DiskLedger, LedgerDamagedError, LedgerReader, verify
 from fastfedul.ledger.store import codec
-from fastfedul.ledger.store.arrays import PAGE, file_name
+from fastfedul.ledger.store.array_files import file_name
+from fastfedul.ledger.store.arrays import PAGE
 from fastfedul.ledger.store.transaction import INITIAL_FILE
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype

@@ -15,7 +15,7 @@ def add_adjustment(change: Transaction, index: int, difference: Flat) -> None:
         [old] = found
         place = f"adjustment at round {index}"
         before = read_vector(
-            change.folder, change.source(old.file, old.array, "float32", place)
+            change.files, change.source(old.file, old.array, "float32", place)
         )
         before += difference
         difference = before

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from fastfedul.errors import LedgerError
 from fastfedul.ledger.chain import content_of, genesis, link
-from fastfedul.ledger.store.arrays import Part, Source, digest_in, file_name
+from fastfedul.ledger.store.arrays import Part, Source, digest_in
 from fastfedul.ledger.store.entries import local_values
 from fastfedul.ledger.store.schema import (
     ClientRow,
@@ -227,10 +228,10 @@ def _small_file(change: Transaction, file: int) -> memoryview | None:
     row = change.index.one(FileRow, file=file)
     if row.num_bytes > SHARED_BYTES:
         return None
-    path = change.folder / file_name(file)
     try:
-        return memoryview(path.read_bytes())
-    except OSError:
+        with change.files.opened(file, "a shared file") as opened:
+            return memoryview(opened.read(row.num_bytes, 0, "a shared file"))
+    except LedgerError:
         return None  # Whoever reads its vectors says what is wrong with it.
 
 

@@ -13,11 +13,10 @@ a slice can be checked without reading the rest.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store import codec
+from fastfedul.ledger.store.array_files import ArrayFile, ArrayFiles, file_name
 from fastfedul.ledger.store.schema import FileRow
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import StorageDtype, VectorRef
@@ -130,7 +130,7 @@ class Part:
         dtype: How the values are stored.
         size: Number of values.
         load: Returns the vector, when its turn comes; None for a copy.
-        copy_of: Folder and stored vector to copy as it is; None for a new vector.
+        copy_of: Array files and stored vector to copy as it is; None for a new vector.
         data: Stored bytes of the vector to copy, where they are at hand.
     """
 
@@ -138,7 +138,7 @@ class Part:
     dtype: StorageDtype
     size: int
     load: Callable[[], Flat] | None = None
-    copy_of: tuple[Path, Source] | None = None
+    copy_of: tuple[ArrayFiles, Source] | None = None
     data: memoryview | None = None
 
     @property
@@ -153,19 +153,10 @@ def new_part(name: str, vector: Flat, dtype: StorageDtype) -> Part:
 
 
 def copied_part(
-    name: str, folder: Path, source: Source, data: memoryview | None = None
+    name: str, files: ArrayFiles, source: Source, data: memoryview | None = None
 ) -> Part:
     """Return a stored vector, to be copied, as a part of another image."""
-    return Part(name, source.dtype, source.size, None, (folder, source), data)
-
-
-def file_name(number: int) -> str:
-    """Return the name of an array file.
-
-    >>> file_name(7)
-    '00000007.safetensors'
-    """
-    return f"{number:08d}.safetensors"
+    return Part(name, source.dtype, source.size, None, (files, source), data)
 
 
 def image_header(parts: Sequence[tuple[str, StorageDtype, int]]) -> bytes:
@@ -198,7 +189,7 @@ def with_header(before: bytes, header: bytes) -> bytes:
 _AROUND = "a header, or a gap between images, was changed"
 
 
-def header_damage(descriptor: int, row: FileRow) -> str | None:
+def header_damage(file: ArrayFile, row: FileRow) -> str | None:
     """Return what is wrong around the vectors of a file; None if nothing is.
 
     These are the headers of its images, and the gaps between the images.
@@ -207,12 +198,12 @@ def header_damage(descriptor: int, row: FileRow) -> str | None:
     try:
         while end < row.num_bytes:
             start = page_end(end)
-            if any(_read(descriptor, start - end, end, "a gap")):
+            if any(file.read(start - end, end, "a gap")):
                 return _AROUND
-            length = int.from_bytes(_read(descriptor, 8, start, "a header"), "little")
+            length = int.from_bytes(file.read(8, start, "a header"), "little")
             if not 0 < length <= row.num_bytes:
                 return _AROUND
-            header = _read(descriptor, 8 + length, start, "a header")
+            header = file.read(8 + length, start, "a header")
             checksum = with_header(checksum, header)
             entries = json.loads(header[8:]).values()
             end = start + len(header) + max(e["data_offsets"][1] for e in entries)
@@ -241,12 +232,12 @@ class ArrayWriter:
     """
 
     def __init__(
-        self, folder: Path, number: int, end: int = 0, headers: bytes = b""
+        self, files: ArrayFiles, number: int, end: int = 0, headers: bytes = b""
     ) -> None:
         """Open a new file, or one that is to be continued.
 
         Args:
-            folder: Folder of the array files.
+            files: The array files of the ledger.
             number: Number of the file.
             end: Where the bytes end that count; 0 for a new file.
             headers: Checksum over the headers that are there already.
@@ -258,10 +249,7 @@ class ArrayWriter:
         self._pending: list[bytes | memoryview] = []
         self._pending_at = end
         self._pending_end = end
-        path = folder / file_name(number)
-        self._descriptor = (
-            os.open(path, os.O_WRONLY | os.O_CLOEXEC) if end else _create(path)
-        )
+        self._descriptor = files.resume(number) if end else files.create(number)
 
     def __enter__(self) -> ArrayWriter:
         return self
@@ -315,8 +303,8 @@ class ArrayWriter:
         found = []
         for part, offset in zip(parts, offsets, strict=True):
             if part.copy_of is not None:
-                folder, source = part.copy_of
-                data = part.data or read_raw(folder, source)
+                files, source = part.copy_of
+                data = part.data or read_raw(files, source)
                 check_raw(data, source)
                 self._pending.append(data)
                 found.append(
@@ -330,8 +318,8 @@ class ArrayWriter:
 
     def _add_one(self, part: Part, offset: int) -> Stored:
         if part.copy_of is not None:
-            folder, source = part.copy_of
-            copy_raw(folder, source, self._descriptor, offset)
+            files, source = part.copy_of
+            copy_raw(files, source, self._descriptor, offset)
             return Stored(offset, source.stored.digest, source.stored.checksums)
         pieces, stored = _hashed(part, offset, self._write)
         del pieces
@@ -351,17 +339,18 @@ class ArrayWriter:
 
 
 def write_image(
-    folder: Path, number: int, parts: Sequence[Part]
+    files: ArrayFiles, number: int, parts: Sequence[Part]
 ) -> tuple[FileRow, list[Stored]]:
-    """Write a file of one image and sync it; return its row and what was stored."""
-    with ArrayWriter(folder, number) as writer:
+    """Write a file of one image for good; return its row and what was stored."""
+    with ArrayWriter(files, number) as writer:
         _, stored = writer.add(parts)
         writer.sync()
+        files.put(number)
         return writer.row(), stored
 
 
 def write_model(
-    folder: Path,
+    files: ArrayFiles,
     number: int,
     layout: Layout,
     flat: Flat,
@@ -387,7 +376,7 @@ def write_model(
         tail.append(data)
     header, end = padded_header(entries), b"".join(tail)
     pieces = [memoryview(header), _bytes(flat), memoryview(end)]
-    descriptor = _create(folder / file_name(number))
+    descriptor = files.create(number)
     try:
         for piece in pieces:
             view = piece
@@ -401,6 +390,7 @@ def write_model(
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
+    files.put(number, stays=True)
     return sum(map(len, pieces)), Stored(0, hasher.digest(), checksums)
 
 
@@ -410,15 +400,15 @@ def supported_buffer(array: Array) -> bool:
 
 
 def read_model(
-    folder: Path, number: int, stored: Stored, layout: Layout, place: str
+    files: ArrayFiles, number: int, stored: Stored, layout: Layout, place: str
 ) -> tuple[Flat, dict[str, Array]]:
     """Return parameters and buffers of a model file, every byte checked."""
-    with opened(folder, number, place) as descriptor:
-        num_bytes = os.fstat(descriptor).st_size
-        length = int.from_bytes(_read(descriptor, 8, 0, place), "little")
+    with files.opened(number, place) as file:
+        num_bytes = file.num_bytes()
+        length = int.from_bytes(file.read(8, 0, place), "little")
         if not 0 < length <= num_bytes:
             raise LedgerDamagedError(f"{place}: the file's header is damaged")
-        header = _read(descriptor, 8 + length, 0, place)
+        header = file.read(8 + length, 0, place)
         if xxh3_64_digest(header) != stored.checksum(0):
             raise LedgerDamagedError(f"{place}: the file's header is damaged")
         values = Stored(len(header), stored.digest, stored.checksums[_CHECKSUM_BYTES:])
@@ -426,9 +416,9 @@ def read_model(
         flat = np.empty(layout.size, np.float32)
         for first in range(0, source.num_blocks, _BLOCKS_AT_ONCE):
             start, stop = (i * BLOCK_VALUES for i in (first, first + _BLOCKS_AT_ONCE))
-            read_blocks(descriptor, source, first, flat[start:stop])
+            read_blocks(file, source, first, flat[start:stop])
         tail_start = len(header) + flat.nbytes
-        tail = _read(descriptor, num_bytes - tail_start, tail_start, place)
+        tail = file.read(num_bytes - tail_start, tail_start, place)
         if (xxh3_64_digest(tail) if tail else b"") != values.checksum(
             source.num_blocks
         ):
@@ -444,39 +434,18 @@ def read_model(
     return flat, buffers
 
 
-@contextlib.contextmanager
-def opened(folder: Path, number: int, place: object) -> Iterator[int]:
-    """Open an array file for the time of a `with` block."""
-    descriptor = open_file(folder, number, place)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def open_file(folder: Path, number: int, place: object) -> int:
-    """Return a file descriptor of an array file."""
-    path = folder / file_name(number)
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise LedgerDamagedError(f"{place}: the file {path.name} is missing") from None
-    except OSError as error:
-        raise LedgerError(f"{place}: cannot read {path.name}: {error}") from None
-
-
-def read_blocks(descriptor: int, source: Source, first: int, out: Flat) -> int:
+def read_blocks(file: ArrayFile, source: Source, first: int, out: Flat) -> int:
     """Read, check and decode blocks until `out` is full; return the bytes read."""
     starts = range(0, out.size, BLOCK_VALUES)
     if source.dtype == "float32":
         offset = source.stored.offset + 4 * first * BLOCK_VALUES
-        _read_into(descriptor, out, offset, source.place)
+        file.read_into(out, offset, source.place)
         for block, start in enumerate(starts, first):
             part = out[start : start + BLOCK_VALUES]
             _require(xxh3_64_digest(part.data), source, block)
         return out.nbytes
     return sum(
-        _decode_block(descriptor, source, block, out[start : start + BLOCK_VALUES])
+        _decode_block(file, source, block, out[start : start + BLOCK_VALUES])
         for block, start in enumerate(starts, first)
     )
 
@@ -494,21 +463,21 @@ def decode_whole(data: memoryview, source: Source, out: Flat) -> None:
     codec.decode_into(values, scales, source.dtype, out)
 
 
-def read_raw(folder: Path, source: Source) -> bytes:
+def read_raw(files: ArrayFiles, source: Source) -> bytes:
     """Return the stored bytes of a small vector, not checked yet."""
-    with opened(folder, source.file, source.place) as descriptor:
-        return _read(descriptor, source.num_bytes, source.stored.offset, source.place)
+    with files.opened(source.file, source.place) as file:
+        return file.read(source.num_bytes, source.stored.offset, source.place)
 
 
-def copy_raw(folder: Path, source: Source, to: int, offset: int) -> None:
+def copy_raw(files: ArrayFiles, source: Source, to: int, offset: int) -> None:
     """Copy the stored bytes of a vector to another file, checked on the way."""
-    with opened(folder, source.file, source.place) as descriptor:
+    with files.opened(source.file, source.place) as file:
         hasher = blake3()
         done = 0
         while done < source.num_bytes:
             count = min(_COPY_BYTES, source.num_bytes - done)
             at = source.stored.offset + done
-            data = _read(descriptor, count, at, source.place)
+            data = file.read(count, at, source.place)
             hasher.update(data)
             view = memoryview(data)
             while view:
@@ -518,19 +487,28 @@ def copy_raw(folder: Path, source: Source, to: int, offset: int) -> None:
         raise LedgerDamagedError(f"{source.place}: values are damaged")
 
 
-def damage_of(descriptor: int, source: Source) -> str | None:
+def damage_of(file: ArrayFile, source: Source) -> str | None:
     """Return what is wrong with the bytes of a stored vector; None if nothing is."""
     hasher = blake3()
     try:
         for at in range(0, source.num_bytes, _COPY_BYTES):
             count = min(_COPY_BYTES, source.num_bytes - at)
             begin = source.stored.offset + at
-            hasher.update(_read(descriptor, count, begin, source.place))
+            hasher.update(file.read(count, begin, source.place))
     except LedgerError as error:
         return str(error)
     if hasher.digest() != source.stored.digest:
         return f"{source.place}: the file {file_name(source.file)} was changed"
     return None
+
+
+def whole_digest(file: ArrayFile, place: object) -> bytes:
+    """Return the BLAKE3 digest of all bytes of a file."""
+    hasher = blake3()
+    num_bytes = file.num_bytes()
+    for at in range(0, num_bytes, _COPY_BYTES):
+        hasher.update(file.read(min(_COPY_BYTES, num_bytes - at), at, place))
+    return hasher.digest()
 
 
 def file_digest(path: Path) -> bytes:
@@ -540,29 +518,6 @@ def file_digest(path: Path) -> bytes:
         while chunk := file.read(1 << 22):
             hasher.update(chunk)
     return hasher.digest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new and renamed files of a folder survive power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _create(path: Path) -> int:
-    """Return the descriptor of a new file, in the place of one that does not count.
-
-    A number is given out again if its change was not committed. What an interrupted
-    change left there may still be written to, so it is unlinked and not truncated.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o600)
-    except FileExistsError:
-        path.unlink()
-        return os.open(path, flags, 0o600)
 
 
 def _hashed(
@@ -584,20 +539,20 @@ def _hashed(
     return pieces, stored
 
 
-def _decode_block(descriptor: int, source: Source, block: int, out: Flat) -> int:
+def _decode_block(file: ArrayFile, source: Source, block: int, out: Flat) -> int:
     """Read, check and decode one block of fewer bits; return the bytes read."""
     width = codec.VALUE_BYTES[source.dtype]
     scale_bytes = 4 * codec.num_scales(source.dtype, source.size)
     values = np.empty(out.size * width, np.uint8)
     begin = source.stored.offset
     values_at = begin + scale_bytes + block * BLOCK_VALUES * width
-    _read_into(descriptor, values, values_at, source.place)
+    file.read_into(values, values_at, source.place)
     hasher = xxh3_64()
     scales = None
     if scale_bytes:
         scales = np.empty(codec.num_scales(source.dtype, out.size), np.float32)
         scales_at = begin + 4 * block * _SCALES_PER_BLOCK
-        _read_into(descriptor, scales, scales_at, source.place)
+        file.read_into(scales, scales_at, source.place)
         hasher.update(scales.data)
     hasher.update(values.data)
     _require(hasher.digest(), source, block)
@@ -652,25 +607,3 @@ def _checksums(scales: Flat, values: Array) -> bytes:
         hasher.update(_bytes(values[first : first + BLOCK_VALUES]))
         sums.append(hasher.digest())
     return b"".join(sums)
-
-
-def _read_into(descriptor: int, out: Array, offset: int, place: object) -> None:
-    # A read of a regular file is short only at its end.
-    try:
-        count = os.preadv(descriptor, [out.data], offset)
-    except OSError as error:
-        raise LedgerError(f"{place}: cannot read: {error}") from None
-    if count != out.nbytes:
-        raise LedgerDamagedError(f"{place}: the file is cut short")
-
-
-def _read(descriptor: int, count: int, offset: int, place: object) -> bytes:
-    if count <= 0:
-        return b""
-    try:
-        data = os.pread(descriptor, count, offset)
-    except OSError as error:
-        raise LedgerError(f"{place}: cannot read: {error}") from None
-    if len(data) != count:
-        raise LedgerDamagedError(f"{place}: the file is cut short")
-    return data

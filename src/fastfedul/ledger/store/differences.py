@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fastfedul.errors import LedgerDamagedError
 from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import Source, Stored
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import ClientRow, PartRow
@@ -16,14 +15,14 @@ from fastfedul.params import Flat
 
 
 def read_difference(
-    index: Index, folder: Path, settings: LedgerSettings, client: ClientRow
+    index: Index, files: ArrayFiles, settings: LedgerSettings, client: ClientRow
 ) -> Flat:
     """Return the stored difference of a client; zeros if it has no vector."""
     size = settings.layout.size
     if client.difference is not None and client.file is not None:
         place = sum_place(client.name)
         stored = Stored.unpacked(client.difference)
-        return read_vector(folder, Source(client.file, stored, "float32", size, place))
+        return read_vector(files, Source(client.file, stored, "float32", size, place))
     total = np.zeros(size, np.float32)
     parts = index.rows(PartRow, None, client=client.id)
     if len(parts) != client.num_summed:
@@ -34,7 +33,7 @@ def read_difference(
         place = part_place(client.name, part.round)
         stored = Stored.unpacked(part.array)
         source = Source(part.file, stored, settings.update_dtype, size, place)
-        total += read_vector(folder, source)
+        total += read_vector(files, source)
     return total
 
 

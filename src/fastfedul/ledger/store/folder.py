@@ -1,25 +1,19 @@
-"""A ledger's folder: where things are, who may write, and what a crash left over."""
+"""A ledger's folder: where things are, and who may write."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from fastfedul.errors import LedgerDamagedError, LedgerError, LedgerLockedError
-from fastfedul.ledger.store.arrays import sync_folder
+from fastfedul.ledger.store.array_files import why
 
 INDEX = "index.sqlite"
 ARRAYS = "arrays"
 LOCK = "lock"
-
-_OURS = re.compile(r"[0-9]{8,}\.safetensors")
-"""Names of array files."""
 
 
 def find_ledger(path: Path) -> Path:
@@ -52,12 +46,6 @@ def new_folder(path: Path | str) -> Path:
     if taken or (not mode and folder.is_symlink()):
         raise LedgerError(f"{folder} exists already; choose another folder")
     return folder
-
-
-def why(error: Exception) -> str:
-    """Return the reason of a failure with a file, without number and name."""
-    text = getattr(error, "strerror", None) or str(error)
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _mode(path: Path) -> int:
@@ -97,56 +85,6 @@ def acquire_lock(folder: Path) -> int:
         os.close(descriptor)
         raise explain(error, folder, "the writer") from None
     return descriptor
-
-
-def unnamed(folder: Path, known: set[str]) -> tuple[list[str], list[str]]:
-    """Return what lies among the arrays though no committed row names it.
-
-    First the files that an interrupted writer left, then what is not the ledger's.
-    """
-    strays: list[str] = []
-    foreign: list[str] = []
-    try:
-        with os.scandir(folder / ARRAYS) as entries:
-            for entry in entries:
-                if entry.name in known:
-                    continue
-                ours = _OURS.fullmatch(entry.name)
-                stray = ours and entry.is_file(follow_symlinks=False)
-                (strays if stray else foreign).append(entry.name)
-    except OSError as error:
-        raise LedgerError(f"cannot list {folder / ARRAYS}: {why(error)}") from None
-    return sorted(strays), sorted(foreign)
-
-
-def sweep(folder: Path, known: Mapping[str, int]) -> int:
-    """Remove what an interrupted writer left; return the number of files.
-
-    These are array files that no committed row names, and what lies behind the bytes
-    that count in the others. What does not look like an array file was not left by a
-    writer, and stays.
-
-    Args:
-        folder: The ledger.
-        known: Bytes that count in each committed file, by name.
-    """
-    strays, _ = unnamed(folder, set(known))
-    try:
-        for name in strays:
-            (folder / ARRAYS / name).unlink()
-        for name, num_bytes in known.items():
-            path = folder / ARRAYS / name
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size > num_bytes:
-                    os.truncate(path, num_bytes)
-        if strays:
-            sync_folder(folder / ARRAYS)
-    except OSError as error:
-        raise LedgerError(
-            f"cannot remove what an interrupted writer left in {folder / ARRAYS}: "
-            f"{why(error)}"
-        ) from None
-    return len(strays)
 
 
 def explain(error: OSError, folder: Path, what: str) -> LedgerError:

@@ -281,6 +281,12 @@ class Index:
         pages = int(self._fetch("PRAGMA page_count")[0][0])
         return pages * int(self._fetch("PRAGMA page_size")[0][0])
 
+    def copy_to(self, path: Path) -> None:
+        """Write all that is committed to a new file, as an index of its own."""
+        path.unlink(missing_ok=True)
+        with sqlite_errors(path), contextlib.closing(sqlite3.connect(path)) as copy:
+            self._connection.backup(copy)
+
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
         # Asking SQLite first locks the file, so that no commit can change its size.

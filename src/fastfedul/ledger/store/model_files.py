@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.files import placed
+from fastfedul.ledger.store.array_files import why
 from fastfedul.ledger.store.arrays import DTYPE_NAMES, padded_header
-from fastfedul.ledger.store.folder import why
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
 

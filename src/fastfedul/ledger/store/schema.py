@@ -265,6 +265,20 @@ class PolicyRow(Row):
     sums_from: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceRow(Row):
+    """Where the array files lie: None for the ledger's own folder.
+
+    `owner` is the name of the one folder that may write to that address.
+    """
+
+    table: ClassVar[str] = "place"
+
+    id: int
+    address: str | None
+    owner: str | None
+
+
 ROWS: tuple[type[Row], ...] = (
     LedgerRow,
     ClientRow,
@@ -279,6 +293,7 @@ ROWS: tuple[type[Row], ...] = (
     RequestRow,
     RequestHeadRow,
     PolicyRow,
+    PlaceRow,
 )
 """Every table."""
 

@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.ledger.store.array_files import ArrayFile, ArrayFiles
 from fastfedul.ledger.store.arrays import (
     BLOCK_VALUES,
     Source,
     decode_whole,
-    open_file,
-    opened,
     read_blocks,
 )
 from fastfedul.params import Array, Flat, dot
@@ -52,7 +49,7 @@ def num_threads() -> int:
 
 
 def combine(
-    folder: Path,
+    folder: ArrayFiles,
     sources: Sequence[Source],
     coefficients: npt.ArrayLike,
     pairs: Sequence[Pair] = (),
@@ -83,7 +80,7 @@ def combine(
     return Combination(sums, tuple(products.tolist()), bytes_read)
 
 
-def read_vector(folder: Path, source: Source) -> Flat:
+def read_vector(folder: ArrayFiles, source: Source) -> Flat:
     """Return one stored vector, every byte checked."""
     flat: Flat = combine(folder, [source], [[1.0]]).sums[0]
     return flat
@@ -98,7 +95,7 @@ class StackedFiles:
         sources: The vectors.
     """
 
-    folder: Path
+    folder: ArrayFiles
     sources: tuple[Source, ...]
 
     def read(self, start: int, stop: int) -> Array:
@@ -117,14 +114,14 @@ class StackedFiles:
         def work(places: Iterable[int]) -> None:
             for place in places:
                 source = self.sources[place]
-                with opened(self.folder, source.file, source.place) as descriptor:
-                    read_blocks(descriptor, source, first, rows[place])
+                with self.folder.opened(source.file, source.place) as file:
+                    read_blocks(file, source, first, rows[place])
 
-        run_blocks(work, len(self.sources))
+        run_blocks(work, len(self.sources), self.folder.readers)
         return rows[:, start - begin : stop - begin]
 
 
-def read_small(folder: Path, sources: Sequence[Source]) -> tuple[Array, int]:
+def read_small(folder: ArrayFiles, sources: Sequence[Source]) -> tuple[Array, int]:
     """Return small vectors one under the other, and the bytes read.
 
     Neighbours in a file are read together: a call for each of very many would take
@@ -132,27 +129,23 @@ def read_small(folder: Path, sources: Sequence[Source]) -> tuple[Array, int]:
     """
     size = sources[0].size if sources else 0
     rows = np.empty((len(sources), size), np.float32)
-    bytes_read = 0
     order = sorted(
         range(len(sources)), key=lambda i: (sources[i].file, sources[i].stored.offset)
     )
-    for run in _runs(order, sources):
+
+    def read(run: list[int]) -> int:
         first, last = sources[run[0]], sources[run[-1]]
         begin = first.stored.offset
         count = last.stored.offset + last.num_bytes - begin
-        with opened(folder, first.file, first.place) as descriptor:
-            try:
-                data = memoryview(os.pread(descriptor, count, begin))
-            except OSError as error:
-                raise LedgerError(f"{first.place}: cannot read: {error}") from None
-        bytes_read += len(data)
+        with folder.opened(first.file, first.place) as file:
+            data = memoryview(file.read(count, begin, first.place))
         for position in run:
             source = sources[position]
             at = source.stored.offset - begin
-            own = data[at : at + source.num_bytes]
-            if len(own) != source.num_bytes:
-                raise LedgerDamagedError(f"{source.place}: the file is cut short")
-            decode_whole(own, source, rows[position])
+            decode_whole(data[at : at + source.num_bytes], source, rows[position])
+        return count
+
+    bytes_read = sum(folder.each(read, _runs(order, sources)))
     return rows, bytes_read
 
 
@@ -173,7 +166,7 @@ def _runs(order: Sequence[int], sources: Sequence[Source]) -> list[list[int]]:
 
 
 def _combine_small(
-    folder: Path,
+    folder: ArrayFiles,
     sources: Sequence[Source],
     groups: list[list[int]],
     matrix: Array,
@@ -222,7 +215,7 @@ def _groups(count: int, pairs: Sequence[Pair]) -> list[list[int]]:
 
 
 def _combine_batch(
-    folder: Path,
+    folder: ArrayFiles,
     sources: Sequence[Source],
     groups: list[list[int]],
     matrix: Array,
@@ -237,9 +230,13 @@ def _combine_batch(
     rows = max(map(len, groups))
     inner = _pairs_of(groups, pairs)
     steps = [(g, matrix[:, g], p) for g, p in zip(groups, inner, strict=True)]
-    partial = np.zeros((num_spans, len(pairs)))
+    inner_products = np.zeros((num_spans, len(pairs)))
     bytes_read = np.zeros(num_spans, np.int64)
-    descriptors: dict[int, int] = {}  # by number of the file
+    opened: dict[int, ArrayFile] = {}  # by number of the file
+
+    def read_row(first: int, row: tuple[int, Flat]) -> int:
+        source = sources[row[0]]
+        return read_blocks(opened[source.file], source, first, row[1])
 
     def work(spans: Iterable[int]) -> None:
         buffer = np.empty((rows, min(size, width)), np.float32)
@@ -249,41 +246,36 @@ def _combine_batch(
             count = 0
             for group, factors, inner in steps:
                 filled = buffer[: len(group), : part.shape[1]]
-                for row, position in zip(filled, group, strict=True):
-                    count += read_blocks(
-                        descriptors[sources[position].file],
-                        sources[position],
-                        first,
-                        row,
-                    )
+                reads = zip(group, filled, strict=True)
+                count += sum(folder.each(partial(read_row, first), reads))
                 part += factors @ filled
                 for number, left, right in inner:
-                    partial[span, number] = dot(filled[left], filled[right])
+                    inner_products[span, number] = dot(filled[left], filled[right])
             bytes_read[span] = count
 
     try:
         for group in groups:
             for position in group:
                 source = sources[position]
-                if source.file not in descriptors:
-                    descriptors[source.file] = open_file(
-                        folder, source.file, source.place
-                    )
-        run_blocks(work, num_spans)
+                if source.file not in opened:
+                    opened[source.file] = folder.open(source.file, source.place)
+        run_blocks(work, num_spans, folder.readers)
     finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
-    products += partial.sum(axis=0)
+        for file in opened.values():
+            file.close()
+    products += inner_products.sum(axis=0)
     return int(bytes_read.sum())
 
 
-def run_blocks(work: Callable[[Iterable[int]], None], num_blocks: int) -> None:
+def run_blocks(
+    work: Callable[[Iterable[int]], None], num_blocks: int, threads: int | None = None
+) -> None:
     """Call `work` in as many threads as are useful; they share the blocks.
 
     Meanwhile the linear algebra library keeps to one thread per caller: its own
     threads and these would wait for each other.
     """
-    threads = min(num_threads(), num_blocks)
+    threads = min(threads or num_threads(), num_blocks)
     if threads <= 1:
         work(range(num_blocks))
         return

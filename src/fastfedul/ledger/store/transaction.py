@@ -8,17 +8,15 @@ Files that a change made superfluous are removed after its commit.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fastfedul.errors import LedgerError
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
+from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
@@ -63,17 +61,19 @@ class Transaction:
 
     Attributes:
         index: The index, inside its transaction.
-        folder: Folder of the array files.
+        files: The array files of the ledger.
         settings: Settings of the ledger.
         head: Where the ledger will stand; written when the change ends.
         before: Where the ledger stood.
+        written_bytes: Bytes written to array files so far.
     """
 
     def __init__(
-        self, index: Index, folder: Path, settings: LedgerSettings, pool: Executor
+        self, index: Index, files: ArrayFiles, settings: LedgerSettings, pool: Executor
     ) -> None:
         self.index = index
-        self.folder = folder
+        self.files = files
+        self.written_bytes = 0
         self.settings = settings
         self.before = index.one(HeadRow, id=1)
         self.head = self.before
@@ -93,7 +93,7 @@ class Transaction:
         number = self._new_number()
         job = self._pool.submit(
             arrays.write_model,
-            self.folder,
+            self.files,
             number,
             self.settings.layout,
             model.params.flat,
@@ -113,9 +113,16 @@ class Transaction:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[ArrayWriter]:
+        """Open a new array file; it is for good and counted when the block ends."""
+        with self._writing() as writer:
+            yield writer
+        self.files.put(writer.number)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[ArrayWriter]:
         """Open a new array file; it is synced and counted when the block ends."""
         number = self._new_number()
-        with ArrayWriter(self.folder, number) as writer:
+        with ArrayWriter(self.files, number) as writer:
             yield writer
             writer.sync()
             self._add_file(writer.row())
@@ -132,16 +139,19 @@ class Transaction:
             end = arrays.page_end(row.num_bytes) + bytes_of(parts)
             row = row if end <= SHARED_BYTES else None
         if row is None:
-            with self.writing() as writer:
+            if number is not None:
+                self.files.put(number, stays=True)
+            with self._writing() as writer:
                 start, found = writer.add(parts)
             self.set(open_file=writer.number)
             return writer.number, start, found
         self._continued.setdefault(row.file, row.num_bytes)
-        with ArrayWriter(self.folder, row.file, row.num_bytes, row.headers) as writer:
+        with ArrayWriter(self.files, row.file, row.num_bytes, row.headers) as writer:
             start, found = writer.add(parts)
             writer.sync()
         live = row.live_bytes + writer.live_bytes
         self.index.replace(FileRow(row.file, writer.end, live, writer.headers))
+        self.written_bytes += writer.end - row.num_bytes
         self._count(writer.end - row.num_bytes, writer.live_bytes)
         return row.file, start, found
 
@@ -156,7 +166,7 @@ class Transaction:
         try:
             for parts in images:
                 number = self._new_number()
-                job = self._pool.submit(arrays.write_image, self.folder, number, parts)
+                job = self._pool.submit(arrays.write_image, self.files, number, parts)
                 waiting.append(job)
                 if len(waiting) > _UNDER_WAY:
                     yield self._written(waiting.popleft())
@@ -194,11 +204,11 @@ class Transaction:
 
     def difference_of(self, client: ClientRow) -> Flat:
         """Return the stored difference of a client; zeros if it has no vector."""
-        return read_difference(self.index, self.folder, self.settings, client)
+        return read_difference(self.index, self.files, self.settings, client)
 
     def copied(self, name: str, source: Source, data: memoryview | None = None) -> Part:
         """Return a stored vector as a part of a new image."""
-        return arrays.copied_part(name, self.folder, source, data)
+        return arrays.copied_part(name, self.files, source, data)
 
     def new(self, name: str, vector: Flat, dtype: StorageDtype) -> Part:
         """Return a vector at hand as a part of a new image."""
@@ -235,9 +245,9 @@ class Transaction:
         self.index.replace(self.head)
 
     def finish(self) -> None:
-        """Sync the folder and write the head; only the commit remains."""
+        """Make the files survive and write the head; only the commit remains."""
         if self._created:
-            arrays.sync_folder(self.folder)
+            self.files.settle()
         self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
@@ -250,30 +260,11 @@ class Transaction:
         Raises:
             LedgerError: If a file must be gone and is still there.
         """
-        left = [reason for n in sorted(self._removed) if (reason := self._unlink(n))]
-        if not self._removed or not for_good:
-            return
-        if not left:
-            arrays.sync_folder(self.folder)
-            left = [
-                f"{arrays.file_name(number)}: it is still there"
-                for number in sorted(self._removed)
-                if (self.folder / arrays.file_name(number)).exists()
-            ]
-        if left:
-            raise LedgerError(
-                f"the change is recorded, but {len(left)} of the files that it made "
-                f"superfluous cannot be removed from {self.folder}, and still hold "
-                f"what was to go: {left[0]}; see to it and repeat the command"
-            )
+        self.files.remove(self._removed, for_good=for_good)
 
     def undo(self) -> None:
-        """Remove what a change wrote that was not committed."""
-        for number in self._created:
-            self._unlink(number)
-        for number, num_bytes in self._continued.items():
-            with contextlib.suppress(OSError):
-                os.truncate(self.folder / arrays.file_name(number), num_bytes)
+        """Remove the files and bytes of a change that was not committed."""
+        self.files.undo(self._created, self._continued)
 
     def _new_number(self) -> int:
         number = self.head.next_file
@@ -283,6 +274,7 @@ class Transaction:
 
     def _add_file(self, row: FileRow) -> None:
         self.index.add(row)
+        self.written_bytes += row.num_bytes
         self._count(row.num_bytes, row.live_bytes)
 
     def _count(self, num_bytes: int, live_bytes: int) -> None:
@@ -290,14 +282,3 @@ class Transaction:
             array_bytes=self.head.array_bytes + num_bytes,
             live_bytes=self.head.live_bytes + live_bytes,
         )
-
-    def _unlink(self, number: int) -> str | None:
-        """Remove a file; return the reason if it cannot be removed."""
-        path = self.folder / arrays.file_name(number)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            return f"{path.name}: {error.strerror}"
-        return None

@@ -1,0 +1,77 @@
+"""`ledger import --arrays`, `backup` and `restore` as a user runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import one_line, run, run_json
+from tests.support.s3_server import S3Server, running_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with running_server() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def reached(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def save_models(folder: Path, num_rounds: int = 2) -> Path:
+    """Models of two clients, as somebody saves them without a ledger."""
+    for index in range(num_rounds + 1):
+        models = {"global": folder / "global" / f"{index}.npz"}
+        if index < num_rounds:
+            own = folder / "clients" / str(index)
+            models |= {name: own / f"{name}.npz" for name in ("a", "b")}
+        # The server's next model is the mean of the clients' models.
+        for ahead, path in zip((0, 0.5, 1.5), models.values(), strict=False):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, w=np.full(3, index + ahead, np.float32))
+    return folder
+
+
+def test_a_ledger_is_imported_backed_up_lost_and_restored(
+    tmp_path: Path, server: S3Server
+) -> None:
+    saved, ledger = save_models(tmp_path / "saved"), tmp_path / "ledger"
+    address = f"s3://{server.bucket()}/here"
+    run("ledger", "import", saved, ledger, "--arrays", address)
+    facts = run_json("ledger", "info", ledger)
+    assert (facts["arrays_at"], facts["rounds"]) == (address, 2)
+    run("request", "add", ledger, "a")
+    assert run_json("ledger", "backup", ledger)["rounds"] == 2
+    ledger.rename(tmp_path / "lost")
+    assert run_json("ledger", "restore", address, ledger)["rounds"] == 2
+    assert run_json("ledger", "info", ledger)["chain"] == facts["chain"]
+    [request] = run_json("request", "list", ledger)["requests"]
+    assert request["state"] == "waiting"
+    assert run_json("ledger", "verify", ledger)["ok"]
+    run("forget", ledger, "a")
+    refused = one_line(run("forget", tmp_path / "lost", "b", code=1))
+    assert "restored to another folder" in refused
+
+
+def test_an_import_that_fails_leaves_no_object(
+    tmp_path: Path, server: S3Server
+) -> None:
+    saved, bucket = save_models(tmp_path / "saved", 3), server.bucket()
+    (saved / "clients" / "2" / "b.npz").write_bytes(b"no model")
+    words = ("ledger", "import", saved, tmp_path / "new", "--arrays")
+    assert "b.npz" in one_line(run(*words, f"s3://{bucket}/x", code=1))
+    assert server.versions(bucket) == []
+    assert not (tmp_path / "new").exists()
+    assert "no such bucket" in one_line(run(*words, "s3://nowhere/x", code=1))
+
+
+def test_a_ledger_in_its_own_folder_is_backed_up_by_copying_it(tmp_path: Path) -> None:
+    run("ledger", "import", save_models(tmp_path / "saved"), tmp_path / "ledger")
+    found = one_line(run("ledger", "backup", tmp_path / "ledger", code=1))
+    assert "copy the folder" in found
