@@ -47,7 +47,6 @@ _LATEX_SIGNS = {
     NOTHING: "--",
     "±": r"$\pm$",
     "°": r"$^\circ$",
-    "\u00a0": "~",
 }
 
 
@@ -151,7 +150,7 @@ class ComparisonTable:
         )
 
     def __repr__(self) -> str:
-        lines = [[cell.replace("\u00a0", " ") for cell in row] for row in self._cells()]
+        lines = self._cells()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = [
             "  ".join(
