@@ -1,13 +1,18 @@
-"""The command line in a process of its own, as a user runs it."""
+"""The command line as a user runs it: in this process, or in a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from fastfedul.cli import main
 
 COMMAND = (sys.executable, "-m", "fastfedul")
 
@@ -30,11 +35,30 @@ def run_program(
     return found
 
 
-def run(
-    *arguments: object, code: int = 0, before: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    """Return what `fastfedul` printed; `before` are words before the command."""
-    return run_program(*before, *COMMAND, *arguments, code=code)
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Return the output of `fastfedul`, run in this process from its entry point.
+
+    Starting Python and importing NumPy takes longer than most commands. A test of
+    signals, limits or the environment takes `run_program` and `COMMAND` instead.
+    """
+    words = ["fastfedul", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    width = {"COLUMNS": os.environ.get("COLUMNS", "80")}
+    with (
+        Path(os.devnull).open() as nothing,
+        mock.patch.object(sys, "argv", words),
+        mock.patch.object(sys, "stdin", nothing),
+        mock.patch.dict(os.environ, width),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main.run()
+            ended: Any = 0
+        except SystemExit as error:
+            ended = error.code or 0
+    assert ended == code, out.getvalue() + err.getvalue()
+    return subprocess.CompletedProcess(words, ended, out.getvalue(), err.getvalue())
 
 
 def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from fastfedul.cli.output import (
     print_table,
     show_name,
     show_seconds,
+    task_progress,
     warn,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
@@ -27,7 +27,6 @@ from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 if TYPE_CHECKING:
     from fastfedul.report.comparison_table import ComparisonTable
     from fastfedul.report.model_rows import ModelMeans
-    from fastfedul.runs.comparison import Say
 
 PAGE = "report.html"
 USUAL_METHODS = ",".join(SHOWN_BY_DEFAULT)
@@ -158,7 +157,7 @@ def _found_for_report(
 
     if forget or active_attackers(path, prepare(load_config(path))):
         return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
-    with _progress() as say:
+    with task_progress("loading") as say:
         return table_of(look_back(path, say))
 
 
@@ -221,7 +220,7 @@ def run_comparison(
     """
     from fastfedul.report.comparison_table import compare
 
-    with _progress(lines=bool(seeds) and not hidden) as say:
+    with task_progress("loading", lines=bool(seeds) and not hidden) as say:
         return compare(
             path,
             forget,
@@ -379,47 +378,3 @@ def _percent(found: ComparisonTable, means: ModelMeans, name: str) -> str:
 def _how_to_go_on() -> str:
     kept = "trained rounds and retrained models are kept"
     return f"stopped; {kept}; go on with: {this_command()}"
-
-
-@contextmanager
-def _progress(*, lines: bool = False) -> Iterator[Say]:
-    """Show the progress on standard error.
-
-    Args:
-        lines: Whether to print a line for each task where there is no terminal.
-    """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    if lines and not err().is_terminal:
-        yield _print_tasks()
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not err().is_terminal,
-    ) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
-        )
-
-
-def _print_tasks() -> Say:
-    last: list[str] = []
-
-    def show(what: str, _done: int, _total: int) -> None:
-        if last != [what]:
-            last[:] = [what]
-            err().print(what, markup=False, soft_wrap=True)
-
-    return show

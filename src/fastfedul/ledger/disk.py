@@ -27,6 +27,7 @@ from fastfedul.errors import (
     UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.files import as_path
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
 from fastfedul.ledger.changes.compact import (
@@ -140,7 +141,7 @@ class LedgerReader:
             custom: The caller's own aggregations by name.
             write: Whether rows of requests are to be written.
         """
-        self.path = find_ledger(Path(path))
+        self.path = find_ledger(as_path(path))
         self.index = Index(self.path / INDEX, write=write)
         self._folder = self.path / ARRAYS
         try:
