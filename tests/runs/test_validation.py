@@ -275,9 +275,7 @@ def test_pixels_of_another_scale_are_refused(
     np.savez(dark, images=images // 16, labels=labels)
     place, network = (run, None) if path == "run" else (run / "ledger", "auto")
     with LedgerReader(run) as ledger:
-        with pytest.raises(
-            InvalidInputError, match=r"up to 15, .* up to 255"
-        ):
+        with pytest.raises(InvalidInputError, match=r"up to 15, .* up to 255"):
             open_validation(dark, ledger, place, network)
         np.savez(dark, images=images / 255.0, labels=labels)
         assert len(open_validation(dark, ledger, place, network).inputs) == 200
