@@ -189,7 +189,7 @@ def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
         (("--seeds", "4,-1"), "write whole numbers with commas"),
         (("--seeds", ""), "write whole numbers with commas"),
         (("--forget", "client-9"), "no client is called 'client-9'"),
-        (("--csv", "missing/rows.csv"), "in a folder that there is not"),
+        (("--csv", "missing/rows.csv"), "in a folder that does not exist"),
         (("--csv", "run/config.toml"), "is a place of the run itself"),
         (("--latex", "run"), "is a place of the run itself"),
         (("--latex", "."), "is a folder"),

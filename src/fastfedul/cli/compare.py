@@ -92,8 +92,8 @@ def compare_methods(
 
     The run itself is not changed. Retraining leaves the clients' slots empty and keeps
     everything else: seed, split, draws, initial model. It is done once and kept in the
-    run. Other methods than Fast-FedUL ask clients to train, so they take longer. A
-    page with pictures is written beside the numbers.
+    run. Methods that ask clients to train take longer. The command writes a page with
+    pictures beside the numbers.
 
     Examples: `fastfedul compare my-run --methods all`,
     `fastfedul compare my-run --methods fast-fedul,my_module:MyMethod`,
@@ -132,9 +132,9 @@ def write_report(
 ) -> None:
     """Write one HTML page about a run: pictures, numbers, settings, how to reproduce.
 
-    It shows what forgetting the attackers, or the clients you name, would do. Where
-    nobody is named and no attacker is left, it shows the model as it is, beside one
-    that was retrained without those who have gone. The page stands alone: it needs no
+    The page shows the effect of forgetting the attackers, or the clients you name. If
+    you name nobody and no attacker is left, it shows the model as it is, beside a model
+    that was retrained without the forgotten clients. The page stands alone: it needs no
     network and no other file.
     """
     with telling_how_to_go_on(_how_to_go_on):
@@ -233,7 +233,7 @@ def run_comparison(
 
 
 def check_page(path: Path, out_file: Path | None) -> None:
-    """Raise if the page would be written over what belongs to the run."""
+    """Raise if the page would be written over a file of the run."""
     check_file(path, out_file, "--out", ".html")
 
 
@@ -252,7 +252,7 @@ def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
             f"{suffix}"
         )
     if place.is_dir() or not place.parent.is_dir():
-        why = "is a folder" if place.is_dir() else "is in a folder that there is not"
+        why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
         raise InvalidInputError(f"{option} {file} {why}; name another file")
 
 

@@ -86,7 +86,7 @@ class ModelMeans:
 
     Attributes:
         method: How the models came about.
-        seeds: Seeds that have such a model.
+        seeds: Seeds that have a model of this kind.
         measures: A spread for each of `MEASURES`; None where no seed has the number.
     """
 

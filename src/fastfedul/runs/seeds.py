@@ -149,7 +149,7 @@ def _check(folder: Path, place: Path, wanted: RunConfig) -> None:
 
 
 def _check_forgotten(places: Iterable[Path], config: RunConfig) -> None:
-    """Raise if somebody was forgotten whom the runs of the other seeds still know."""
+    """Raise if the runs of other seeds still know a client that was forgotten."""
     for place in places:
         if not _num_rounds(place):
             continue

@@ -4,7 +4,7 @@ The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, 
 models `initial.safetensors` and, when the last round is done, `model.safetensors`;
 also `certificates/` once a client was forgotten. Any process may file a request to
 forget at any time; the run applies it between two rounds.
-The ledger decides what has happened. When a killed run is resumed, the run brings
+The ledger decides which rounds count. When a killed run is resumed, the run brings
 everything else in line with the ledger.
 """
 
@@ -290,7 +290,7 @@ def _run_until_forgetting(
     """Train and record rounds as long as nobody else is to be forgotten.
 
     A run that is taken up at any round goes on in the same way, so stopping here for a
-    request changes nothing but what the request changes.
+    request changes nothing besides the request's own effect.
     """
     config, start, model = prepared.config, ledger.num_rounds, ledger.final
     planned = config.forget_plan.values()
