@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -425,10 +424,6 @@ def _told(event: dict[str, Any]) -> str:
             f"budget had no room: {names}"
         )
     return f"{event['kind']}: {names}"
-
-
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _number(value: object) -> str:

@@ -194,7 +194,7 @@ class AttackOptions(Options):
 
     @model_validator(mode="after")
     def _check_used(self) -> Self:
-        """Raise if something is said about an attack that there is not."""
+        """Raise if an option describes an attack and no attack is chosen."""
         for option, place in option_fields(type(self)).items():
             given = getattr(self, place.name) != place.field.default
             if given and self.kind == "none":
@@ -377,7 +377,7 @@ class RunConfig(Options):
 
         Raises:
             InvalidInputError: If a round draws more clients than there are, or an
-                option names a client that there is not.
+                option names an unknown client.
         """
         per_round, count = self.schedule.per_round, len(names)
         if per_round is not None and per_round > count:
