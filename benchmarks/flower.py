@@ -23,7 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import machine, progress, work_folder, write_result
-from benchmarks.train_setting import mnist_clients, save_clients
+from benchmarks.train_setting import (
+    leave_without_mnist,
+    mnist_clients,
+    save_clients,
+)
 from fastfedul.integrations.flower.engine import QUIET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +59,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, seconds")
     parser.add_argument("--folder", type=Path, help="where the ledger is put")
     arguments = parser.parse_args()
+    leave_without_mnist("flower")
     sizes, before = QUICK if arguments.quick else Sizes(), machine()
     with progress() as display, work_folder(arguments.folder) as folder:
         task = display.add_task("simulation", total=1)

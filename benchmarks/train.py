@@ -37,7 +37,12 @@ from benchmarks.measuring import (
     write_result,
 )
 from benchmarks.train_loops import SequentialLoop
-from benchmarks.train_setting import mnist_clients, save_clients, trainer
+from benchmarks.train_setting import (
+    leave_without_mnist,
+    mnist_clients,
+    save_clients,
+    trainer,
+)
 from fastfedul import DiskLedger, Round
 from fastfedul.data.dataset import ClientData
 from fastfedul.federation.rounds import Schedule, run_rounds
@@ -176,6 +181,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, seconds")
     parser.add_argument("--folder", type=Path, help="where runs are put")
     arguments = parser.parse_args()
+    leave_without_mnist("train")
     sizes = QUICK if arguments.quick else Sizes()
     figures, before = Figures(), machine()
     with progress() as display, work_folder(arguments.folder) as folder:

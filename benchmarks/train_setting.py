@@ -5,13 +5,15 @@ Nothing here loads a framework, so that a process can be timed from its start.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from fastfedul.data.dataset import ClientData, subset
 from fastfedul.data.partition import Partition, split
-from fastfedul.data.sources import load
+from fastfedul.data.sources import find_source, load, require
+from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import LocalTraining
 from fastfedul.integrations.torch import TorchTrainer
 
@@ -19,6 +21,18 @@ MODEL = "mnist-cnn"
 SHAPE = (28, 28, 1)
 NUM_CLASSES = 10
 LOCAL = LocalTraining(epochs=1, batch_size=32, lr=0.05)
+
+
+def leave_without_mnist(name: str) -> None:
+    """End the program with one line if MNIST is not on this machine.
+
+    The exit code is 0, so that `make bench` goes on with the other benchmarks.
+    """
+    try:
+        require(find_source("mnist"))
+    except InvalidInputError as error:
+        print(f"benchmarks/{name}.py is left out: {error}", file=sys.stderr)
+        raise SystemExit(0) from None
 
 
 def mnist_clients(num_clients: int, num_images: int) -> tuple[ClientData, ...]:

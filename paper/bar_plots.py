@@ -233,4 +233,5 @@ def _seconds(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return show_bytes(value).replace(".0", "")
+    # A label of an axis never breaks between a number and its unit.
+    return show_bytes(value).replace(".0", "").replace(" ", "\u00a0")

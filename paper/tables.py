@@ -117,7 +117,7 @@ def to_markdown(
     for file in pictures:
         words = file.removesuffix(".svg").replace("-", " ")
         parts.append(f"![{words}]({file})")
-    return "\n\n".join(parts).replace("\u00a0", " ") + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def prose(sentences: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import rfc8785
@@ -37,6 +38,21 @@ def encode(value: Any) -> bytes:
         raise InvalidInputError(
             f"the value has no canonical JSON form: {error}"
         ) from None
+
+
+def finite_values(value: Any) -> Any:
+    """Return JSON values with None for NaN and infinity, and lists for tuples.
+
+    >>> finite_values({"share": float("nan"), "ends": (0.5, 1.0)})
+    {'share': None, 'ends': [0.5, 1.0]}
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_values(item) for item in value]
+    return value
 
 
 def parse(text: str) -> Any:

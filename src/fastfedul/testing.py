@@ -140,10 +140,10 @@ def check_method(make: Callable[[], object]) -> None:
     """Raise AssertionError, with one line, if a method breaks a law of all methods.
 
     The laws: it has a name, needs and JSON settings. It forgets one client and two of
-    a small federation, with a model of the same shape and finite values. It names whom
-    it forgot. It leaves the ledger as it was. Asked twice it answers the same, and it
-    does not matter in which order clients are named. Without the help that it needs,
-    and for a client that nobody knows, it raises an error of fastfedul.
+    a small federation, with a model of the same shape and finite values. It names the
+    clients it forgot. It leaves the ledger as it was. Asked twice it answers the same.
+    Without the help that it needs it raises `UnlearnRefusedError`. It still answers
+    after another client was forgotten.
 
     Args:
         make: Class of the method, or a function that returns one.

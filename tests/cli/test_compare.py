@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastfedul import LedgerReader
+from fastfedul.report import page
+from tests.support.commands import (
+    COMMAND,
+    has_text,
+    interrupt,
+    run,
+    run_json,
+)
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COMMAND = (sys.executable, "-m", "fastfedul")
 QUICK = ("--train-size", 200, "--clients", 3, "--epochs", 1, "--workers", 1)
 LONG_METHOD = "methods_of_my_own:LeavesTheModelAsItIs"
 OWN_METHODS = '''
@@ -54,35 +57,23 @@ class Fails(LeavesTheModelAsItIs):
 '''
 
 
-def run(
-    folder: Path, *arguments: object, code: int = 0, columns: int = 80
-) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": str(columns)},
-    )
-    assert found.returncode == code, found.stdout + found.stderr
-    assert "Traceback" not in found.stderr
-    return found
-
-
-def run_json(folder: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        run(folder, *arguments, "--json", code=code).stdout
-    )
-    return found
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small run of seed 4 and a module with methods."""
     folder = tmp_path_factory.mktemp("compare")
     (folder / "methods_of_my_own.py").write_text(OWN_METHODS)
-    run(folder, "train", "run", *QUICK, "--rounds", 3, "--attack", "pixel", "--seed", 4)
+    run(
+        "train",
+        "run",
+        *QUICK,
+        "--rounds",
+        3,
+        "--attack",
+        "pixel",
+        "--seed",
+        4,
+        cwd=folder,
+    )
     return folder
 
 
@@ -91,7 +82,9 @@ def test_methods_of_a_module_are_compared_and_a_failing_one_is_named(
 ) -> None:
     name, fails = (f"methods_of_my_own:{n}" for n in ("LeavesTheModelAsItIs", "Fails"))
     options = ("--methods", f"fast-fedul,{name},{fails}")
-    found = run_json(folder, "compare", "run", *options, "--set", f"{name}.strength=2")
+    found = run_json(
+        "compare", "run", *options, "--set", f"{name}.strength=2", cwd=folder
+    )
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == ["before", "retrained", "fast-fedul", name]
     assert rows[name]["main"] == rows["before"]["main"]
@@ -99,16 +92,16 @@ def test_methods_of_a_module_are_compared_and_a_failing_one_is_named(
     assert found["refused"] == {
         fails: "the method fails failed: ZeroDivisionError: two"
     }
-    shown = run(folder, "compare", "run", *options).stdout
+    shown = run("compare", "run", *options, cwd=folder).stdout
     assert re.search(r"│ LeavesTheModelAsItIs +│", shown)
     assert f"LeavesTheModelAsItIs is {name}\n" in shown
-    alone = run(folder, "compare", "run", "--methods", fails, code=1)
+    alone = run("compare", "run", "--methods", fails, code=1, cwd=folder)
     assert alone.stderr == ("error: the method fails failed: ZeroDivisionError: two\n")
 
 
 def test_all_lists_retraining_once(folder: Path) -> None:
-    for methods in ("all", "all,retrain", "retrain,fast-fedul"):
-        found = run_json(folder, "compare", "run", "--methods", methods)
+    for methods in ("all,retrain", "retrain,fast-fedul"):
+        found = run_json("compare", "run", "--methods", methods, cwd=folder)
         names = [row["method"] for row in found["rows"]]
         assert names[:2] == ["before", "retrained"]
         assert len(set(names)) == len(names)
@@ -123,7 +116,7 @@ def test_seeds_are_trained_once_and_shown_as_means(
     shutil.copytree(folder, place)
     options = ("compare", "run", "--seeds", "5,4,6", "--methods", "fast-fedul")
     files = ("--csv", "rows.csv", "--latex", "table.tex")
-    shown = run(place, *options, *files)
+    shown = run(*options, *files, cwd=place)
     assert "± " in shown.stdout
     assert "over the seeds 5, 4, 6." in shown.stdout
     assert "seed 5: training\n" in shown.stderr
@@ -137,7 +130,7 @@ def test_seeds_are_trained_once_and_shown_as_means(
             assert ledger.num_rounds == 3
             chains[seed] = ledger.chain
 
-    again = run_json(place, *options)
+    again = run_json(*options, cwd=place)
     assert again["seeds"] == [5, 4, 6]
     models = ("before", "retrained", "fast-fedul")
     expected = [(seed, model) for seed in (5, 4, 6) for model in models]
@@ -145,7 +138,7 @@ def test_seeds_are_trained_once_and_shown_as_means(
     for seed, chain in chains.items():
         with LedgerReader(place / f"run-seed-{seed}") as ledger:
             assert ledger.chain == chain
-    alone = run_json(place, "compare", "run-seed-5", "--methods", "fast-fedul")
+    alone = run_json("compare", "run-seed-5", "--methods", "fast-fedul", cwd=place)
     assert [r["main"] for r in alone["rows"]] == [r["main"] for r in again["rows"][:3]]
     [means] = [m for m in again["means"] if m["method"] == "fast-fedul"]
     values = [row["main"] for row in again["rows"] if row["method"] == "fast-fedul"]
@@ -164,6 +157,7 @@ def test_seeds_are_trained_once_and_shown_as_means(
     assert r"fast-fedul & " in table
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -171,33 +165,18 @@ def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
     shutil.copytree(folder, place)
     seeds = ("compare", "run", "--seeds", "4,5", "--methods", "fast-fedul")
     # So many rounds that the other seed is still training when the signal comes.
-    run(place, "train", "run", "--resume", "--rounds", 30, "--json")
-    with subprocess.Popen(
-        [*COMMAND, *seeds],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=place,
-    ) as process:
-        metrics = place / "run-seed-5" / "metrics.jsonl"
-        limit = time.monotonic() + 100
-        while not (metrics.exists() and metrics.read_text()):
-            assert time.monotonic() < limit
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        said, told = process.communicate(timeout=60)
-    assert process.returncode == 130, told
+    run("train", "run", "--resume", "--rounds", 30, "--json", cwd=place)
+    metrics = place / "run-seed-5" / "metrics.jsonl"
+    said, told = interrupt(*COMMAND, *seeds, ready=lambda: has_text(metrics), cwd=place)
     assert said == ""
     assert told.splitlines()[-1] == (
         "stopped; trained rounds and retrained models are kept; go on with: fastfedul "
         "compare run --seeds 4,5 --methods fast-fedul"
     )
-    assert "Traceback" not in told
     with LedgerReader(place / "run-seed-5") as ledger:
         assert 0 < ledger.num_rounds < 30
     first = metrics.read_text().splitlines()[0]
-    found = run_json(place, *seeds)
+    found = run_json(*seeds, cwd=place)
     assert found["seeds"] == [4, 5]
     assert metrics.read_text().splitlines()[0] == first, "it began again"
     assert len(metrics.read_text().splitlines()) == 30
@@ -210,7 +189,7 @@ def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
         (("--seeds", "4,-1"), "write whole numbers with commas"),
         (("--seeds", ""), "write whole numbers with commas"),
         (("--forget", "client-9"), "no client is called 'client-9'"),
-        (("--csv", "missing/rows.csv"), "in a folder that there is not"),
+        (("--csv", "missing/rows.csv"), "in a folder that does not exist"),
         (("--csv", "run/config.toml"), "is a place of the run itself"),
         (("--latex", "run"), "is a place of the run itself"),
         (("--latex", "."), "is a folder"),
@@ -220,14 +199,14 @@ def test_an_error_is_found_before_anything_is_trained(
     options: tuple[str, ...], reason: str, folder: Path
 ) -> None:
     before = sorted(folder.rglob("*"))
-    found = run_json(folder, "compare", "run", *options, code=1)
+    found = run_json("compare", "run", *options, code=1, cwd=folder)
     assert list(found) == ["error"]
     assert reason in found["error"]
     assert sorted(folder.rglob("*")) == before
 
 
 def test_without_json_an_error_is_one_line(folder: Path) -> None:
-    told = run(folder, "compare", "run", "--seeds", "x", code=1)
+    told = run("compare", "run", "--seeds", "x", code=1, cwd=folder)
     [line] = told.stderr.splitlines()
     assert line.startswith("error: cannot read --seeds 'x'; write whole numbers")
     assert told.stdout == ""
@@ -241,20 +220,20 @@ def test_other_seeds_must_be_runs_of_the_same_options(
     seeds = ("compare", "run", "--seeds", "4,5", "--methods", "fast-fedul")
     (place / "run-seed-5").mkdir()
     (place / "run-seed-5" / "letter.txt").write_text("keep me")
-    assert "run-seed-5 is no run" in run(place, *seeds, code=1).stderr
+    assert "run-seed-5 is no run" in run(*seeds, code=1, cwd=place).stderr
     shutil.rmtree(place / "run-seed-5")
     other = ("--rounds", 2, "--attack", "pixel", "--seed", 5)
-    run(place, "train", "run-seed-5", *QUICK, *other, "--lr", 0.2)
-    said = run(place, *seeds, code=1).stderr
+    run("train", "run-seed-5", *QUICK, *other, "--lr", 0.2, cwd=place)
+    said = run(*seeds, code=1, cwd=place).stderr
     assert "run-seed-5 is a run with --lr 0.2, and run has " in said
     shutil.rmtree(place / "run-seed-5")
     # Fewer rounds are no other options: the run goes on to as many as the others have.
-    run(place, "train", "run-seed-5", *QUICK, *other)
-    run(place, *seeds)
+    run("train", "run-seed-5", *QUICK, *other, cwd=place)
+    run(*seeds, cwd=place)
     with LedgerReader(place / "run-seed-5") as ledger:
         assert ledger.num_rounds == 3
-    run(place, "forget", "run", "client-1")
-    said = run(place, *seeds, code=1).stderr
+    run("forget", "run", "client-1", cwd=place)
+    said = run(*seeds, code=1, cwd=place).stderr
     assert "'client-1' was forgotten from run, and the runs of other seeds" in said
 
 
@@ -267,11 +246,11 @@ def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None
     (place / "methods_of_my_own.py").write_text(OWN_METHODS)
     trainer = ("--data", "tumours.npz", "--trainer", "tumour_trainer:make_trainer")
     attack = ("--attack", "label-flip", "--target-label", 1, "--attackers", "Bergen")
-    run(place, "train", "run", *trainer, *attack, "--rounds", 4, "--workers", 1)
+    run("train", "run", *trainer, *attack, "--rounds", 4, "--workers", 1, cwd=place)
     own = "methods_of_my_own:LeavesTheModelAsItIs"
     methods = ("--methods", f"all,{own}", "--seeds", "0,1")
     files = ("--csv", "rows.csv", "--latex", "table.tex")
-    found = run_json(place, "compare", "run", *methods, *files)
+    found = run_json("compare", "run", *methods, *files, cwd=place)
     names = {row["method"] for row in found["rows"]}
     assert {"before", "retrained", "federaser", "fedrecover", "fast-fedul"} <= names
     assert own in names
@@ -281,8 +260,8 @@ def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None
     table = (place / "table.tex").read_text()
     assert r"methods\_of\_my\_own:LeavesTheModelAsItIs" in table
     assert table.count(r"\\") == len(names) + 1
-    assert "Bergen" in run(place, "compare", "run", "--seeds", "0,1").stdout
-    said = run(place, "compare", "run", "--forget", "Delft").stdout
+    assert "Bergen" in run("compare", "run", "--seeds", "0,1", cwd=place).stdout
+    said = run("compare", "run", "--forget", "Delft", cwd=place).stdout
     assert "Forgetting Delft" in said
 
 
@@ -297,7 +276,7 @@ def long_place(
     found: dict[tuple[str, ...], tuple[Path, tuple[object, ...], dict[str, Any]]] = {}
     for seeds in ((), ("--seeds", "4,5")):
         command = ("compare", place / "run", *methods, *seeds)
-        found[seeds] = place, command, run_json(place, *command)
+        found[seeds] = place, command, run_json(*command, cwd=place)
     return found
 
 
@@ -309,7 +288,7 @@ def test_nothing_is_broken_on_a_narrow_screen(
     long_place: dict[tuple[str, ...], tuple[Path, tuple[object, ...], dict[str, Any]]],
 ) -> None:
     place, command, facts = long_place[seeds]
-    shown = run(place, *command, columns=columns).stdout
+    shown = run(*command, columns=columns, cwd=place).stdout
     lines = shown.splitlines()
     assert f"report: {place / 'run' / 'report.html'}" in lines
     assert f"LeavesTheModelAsItIs is {LONG_METHOD}" in lines
@@ -329,17 +308,17 @@ def test_nothing_is_broken_on_a_narrow_screen(
 
 
 def test_without_the_package_of_pages_the_numbers_are_shown(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "work"
     shutil.copytree(folder, place)
-    # Python looks here first, so the package is as good as missing.
-    (place / "jinja2.py").write_text("raise ImportError")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    page._environment.cache_clear()
     command = ("compare", "run", "--methods", "fast-fedul")
-    shown = run(place, *command)
+    shown = run(*command, cwd=place)
     assert "│ fast-fedul │" in shown.stdout
     assert "report:" not in shown.stdout
     assert "warning: no page was written: pages need Jinja2" in shown.stderr
-    assert run_json(place, *command)["report"] is None
-    said = run(place, *command, "--out", "page.html", code=1).stderr
+    assert run_json(*command, cwd=place)["report"] is None
+    said = run(*command, "--out", "page.html", code=1, cwd=place).stderr
     assert said.startswith("error: pages need Jinja2; install it with pip install")

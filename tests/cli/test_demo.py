@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +13,7 @@ pytest.importorskip("torch", reason="training needs the extra torch")
 from fastfedul.cli.main import app
 from fastfedul.errors import InvalidInputError
 from fastfedul.runs.config import RunConfig
+from tests.support.commands import COMMAND, has_text, interrupt
 
 
 class TrainedError(Exception):
@@ -90,29 +86,14 @@ def test_the_help_says_what_is_replaced() -> None:
 
 def interrupted(folder: Path, ready: Callable[[], bool]) -> str:
     """Start a demo, stop it with Ctrl-C when it is ready, return what it says last."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastfedul", "demo", "--out", folder],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not ready():
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    _, said = interrupt(*COMMAND, "demo", "--out", folder, ready=ready)
     return said.strip().splitlines()[-1]
 
 
 def test_ctrl_c_while_it_trains_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     metrics = folder / "metrics.jsonl"
-    said = interrupted(folder, lambda: metrics.exists() and bool(metrics.read_text()))
+    said = interrupted(folder, lambda: has_text(metrics))
     assert said.startswith("stopped after ")
     assert said.endswith(f"go on with: fastfedul train {folder} --resume")
 

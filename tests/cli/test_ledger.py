@@ -21,7 +21,7 @@ from fastfedul import (
     Params,
     Round,
 )
-from tests.support.commands import one_line, run
+from tests.support.commands import COMMAND, one_line, run, run_program
 
 LONG = "x" * 300
 POWERLESS = (
@@ -37,9 +37,9 @@ def verified(path: Path, code: int) -> dict[str, Any]:
 
 
 def refused(*arguments: object, before: tuple[str, ...] = ()) -> str:
-    line = one_line(run(*arguments, code=1, before=before))
-    assert line.startswith("error: ")
-    return line
+    if before:
+        return one_line(run_program(*before, *COMMAND, *arguments, code=1))
+    return one_line(run(*arguments, code=1))
 
 
 def make_ledger(path: Path, dtype: type[np.floating[Any]], start: float) -> Path:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,32 +17,7 @@ from safetensors.numpy import save_file
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
 from fastfedul.forgetting.requests import add_request
-
-COMMAND = (sys.executable, "-m", "fastfedul")
-
-
-def interrupted(
-    command: tuple[object, ...], ready: Callable[[], bool]
-) -> tuple[str, str]:
-    """Stop a command once it is ready; return its standard output and error."""
-    with subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not ready():
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-        # As a terminal does: to the whole group.
-        os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said[1]
-    return said
+from tests.support.commands import COMMAND, interrupt, run
 
 
 @pytest.fixture
@@ -70,8 +41,8 @@ def test_a_stopped_import_leaves_no_ledger(
     out = tmp_path / "an import"
     words = ("ledger", "import", saved_models, out, *["--json"][: int(only_json)])
     arrays = out.with_name(f".{out.name}.importing") / "arrays"
-    said, errors = interrupted(
-        (*COMMAND, *words), lambda: arrays.is_dir() and any(arrays.iterdir())
+    said, errors = interrupt(
+        *COMMAND, *words, ready=lambda: arrays.is_dir() and any(arrays.iterdir())
     )
     again = shlex.join(["fastfedul", *map(str, words)])
     told = f"stopped; no ledger was left at {out}; start again with: {again}"
@@ -94,7 +65,7 @@ def test_requests_that_a_stopped_apply_left_still_wait(tmp_path: Path) -> None:
         add_request(path, name)
     words = ("request", "apply", path)
     first = tmp_path / "certificates" / "1.json"
-    _, errors = interrupted((*COMMAND, *words), first.is_file)
+    _, errors = interrupt(*COMMAND, *words, ready=first.is_file)
     again = shlex.join(["fastfedul", *map(str, words)])
     told = f"stopped; requests without an answer still wait; go on with: {again}"
     assert errors.splitlines()[-1] == told
@@ -104,7 +75,7 @@ def test_requests_that_a_stopped_apply_left_still_wait(tmp_path: Path) -> None:
             return sum(request.state == "waiting" for request in ledger.requests())
 
     assert 0 < waiting() < 50
-    subprocess.run([*COMMAND, *map(str, words)], check=True, capture_output=True)
+    run(*words)
     assert waiting() == 0
 
 
@@ -145,7 +116,7 @@ def test_a_stopped_download_keeps_its_part(slow_server: str, tmp_path: Path) -> 
     def half() -> bool:
         return any(path.stat().st_size >= 100_000 for path in tmp_path.glob("*.part"))
 
-    _, errors = interrupted((sys.executable, "-c", code), half)
+    _, errors = interrupt(sys.executable, "-c", code, ready=half)
     told = "stopped; go on where it broke off with: fastfedul data fetch octmnist"
     assert errors == f"{told}\n"
     assert half()

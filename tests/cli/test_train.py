@@ -6,11 +6,9 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import termios
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +16,14 @@ import pytest
 
 from fastfedul import LedgerReader
 from fastfedul.runs.config import RunConfig
-from tests.support.commands import COMMAND, one_line, run, run_json
+from tests.support.commands import (
+    COMMAND,
+    has_text,
+    interrupt,
+    one_line,
+    run,
+    run_json,
+)
 
 pytest.importorskip("torch")
 
@@ -31,21 +36,6 @@ NAMED_OPTIONS = (
     *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
     *("method", "skew", "damping", "erase", "keep-history"),
 )
-
-
-def members_of(group: int) -> list[str]:
-    """Return the command lines of the processes of a group that still run."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, its_group, *_ = (
-                (folder / "stat").read_text().rpartition(")")[2].split()
-            )
-            if int(its_group) == group and state != "Z":
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.slow
@@ -134,12 +124,7 @@ def test_options_have_the_names_and_defaults_that_are_promised() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "demo", "data list", "data show"])
 def test_help_fits_80_columns(verb: str) -> None:
-    found = subprocess.run(
-        [*COMMAND, *verb.split(), "--help"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    found = run(*verb.split(), "--help", columns=80)
     assert max(map(len, found.stdout.splitlines())) <= 80
     # Nothing is cut off for want of room.
     assert "…" not in found.stdout
@@ -202,6 +187,7 @@ def test_a_narrow_terminal_still_shows_round_and_time_left(
     assert any(re.fullmatch(pattern, line) for line in shown), shown
 
 
+@pytest.mark.slow
 def test_a_very_narrow_terminal_gives_up_the_accuracy_first(tmp_path: Path) -> None:
     options = (*QUICK, "--rounds", 12, "--attack", "pixel")
     text = on_terminal(36, "train", tmp_path / "run", *options)
@@ -212,27 +198,12 @@ def test_a_very_narrow_terminal_gives_up_the_accuracy_first(tmp_path: Path) -> N
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*QUICK[:-1], 2, "--rounds", 400]
-    with subprocess.Popen(
-        [*COMMAND, "train", folder, *map(str, options)],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        metrics = folder / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not metrics.exists() or not metrics.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        # As a terminal does: to the whole group, workers included.
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-        assert process.returncode == 130
-        *rounds_told, line = errors.strip().splitlines()
-        assert all(told.startswith("round ") for told in rounds_told)
-    deadline = time.monotonic() + 20
-    while members_of(process.pid):
-        assert time.monotonic() < deadline, members_of(process.pid)
-        time.sleep(0.05)
+    metrics = folder / "metrics.jsonl"
+    _, errors = interrupt(
+        *(*COMMAND, "train", folder, *options), ready=lambda: has_text(metrics)
+    )
+    *rounds_told, line = errors.strip().splitlines()
+    assert all(told.startswith("round ") for told in rounds_told)
     with LedgerReader(folder) as ledger:
         done = ledger.num_rounds
     rounds = "1 round" if done == 1 else f"{done} rounds"
@@ -252,20 +223,9 @@ def test_ctrl_c_before_there_is_a_run_says_nothing_of_going_on(tmp_path: Path) -
         "    time.sleep(100)\n"
     )
     options = [*QUICK, "--model", "slow_own:build"]
-    with subprocess.Popen(
-        [*COMMAND, "train", "run", *map(str, options)],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "building").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    command = (*COMMAND, "train", "run", *options)
+    ready = (tmp_path / "building").exists
+    _, errors = interrupt(*command, ready=ready, cwd=tmp_path)
     assert errors.strip() == ""
     assert not (tmp_path / "run").exists()
 

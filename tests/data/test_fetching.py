@@ -63,18 +63,24 @@ def use(monkeypatch: pytest.MonkeyPatch, name: str, recipe: Recipe) -> None:
     monkeypatch.setitem(RECIPES, name, recipe)
 
 
+@pytest.fixture
+def original(public: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small file at the public address of mnist."""
+    path = public[0] / "m.npz"
+    np.savez(path, **small_mnist())
+    address = Download(f"{public[1]}/m.npz", sha256(path))
+    use(monkeypatch, "mnist", Recipe(downloads=(address,)))
+    return path
+
+
 def unreachable(name: str, **changes: Any) -> Recipe:
     address = Download(f"http://127.0.0.1:9/{name}", "md5:0")
     return Recipe(downloads=(address,), **changes)
 
 
 def test_a_file_that_is_the_data_set_is_kept_as_it_is(
-    public: tuple[Path, str], home: Path, monkeypatch: pytest.MonkeyPatch
+    original: Path, home: Path
 ) -> None:
-    original = public[0] / "m.npz"
-    np.savez(original, **small_mnist())
-    address = Download(f"{public[1]}/m.npz", sha256(original))
-    use(monkeypatch, "mnist", Recipe(downloads=(address,)))
     seen: list[tuple[int, int | None]] = []
     path = fetch("mnist", progress=lambda *progress: seen.append(progress))
     assert path == home / "mnist.npz"
@@ -84,13 +90,7 @@ def test_a_file_that_is_the_data_set_is_kept_as_it_is(
     assert load("mnist").num_classes == 4
 
 
-def test_a_download_that_broke_off_is_resumed(
-    public: tuple[Path, str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = public[0] / "m.npz"
-    np.savez(original, **small_mnist())
-    address = Download(f"{public[1]}/m.npz", sha256(original))
-    use(monkeypatch, "mnist", Recipe(downloads=(address,)))
+def test_a_download_that_broke_off_is_resumed(original: Path, home: Path) -> None:
     home.mkdir()
     (home / "mnist.npz.0.part").write_bytes(original.read_bytes()[:1000])
     assert fetch("mnist").read_bytes() == original.read_bytes()
@@ -106,13 +106,7 @@ def test_what_is_already_there_is_not_fetched_again(
     assert fetch("mnist") == home / "mnist.npz"
 
 
-def test_a_damaged_file_is_replaced(
-    public: tuple[Path, str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = public[0] / "m.npz"
-    np.savez(original, **small_mnist())
-    address = Download(f"{public[1]}/m.npz", sha256(original))
-    use(monkeypatch, "mnist", Recipe(downloads=(address,)))
+def test_a_damaged_file_is_replaced(original: Path, home: Path) -> None:
     home.mkdir()
     (home / "mnist.npz").write_bytes(original.read_bytes()[:500])
     assert fetch("mnist").read_bytes() == original.read_bytes()

@@ -360,6 +360,25 @@ def test_a_request_may_ask_for_its_method(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"client": 3}, "a client name is text, not 3"),
+        ({"client": ["a"]}, "a client name is text"),
+        ({"path": None}, "a path is text or a Path, not None"),
+        ({"reason": 3}, "a reason is text, not 3"),
+        ({"method": "fast-fedul", "settings": 3}, "settings are names with values"),
+    ],
+)
+def test_arguments_of_wrong_types_get_one_line(
+    path: Path, arguments: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        add_request(**{"path": path, "client": "a", **arguments})  # type: ignore[arg-type]
+    with LedgerReader(path) as ledger:
+        assert not ledger.requests()
+
+
+@pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
         ("os.path:join", None, "installed method"),

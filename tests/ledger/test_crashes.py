@@ -19,6 +19,7 @@ from tests.support.disk_ledgers import (
     initial_model,
     models_by_hand,
     own_by_hand,
+    record,
     round_of,
     snapshot_of,
 )
@@ -45,10 +46,7 @@ def test_files_that_belong_to_nothing_are_swept_by_the_next_writer(path: Path) -
 def test_a_killed_writer_loses_nothing_it_acknowledged(
     kind: History, tmp_path: Path
 ) -> None:
-    path = tmp_path / "ledger"
-    with DiskLedger.create(path, initial_model(), history=kind) as ledger:
-        for index in range(3):
-            ledger.append(round_of(index))
+    path = record(tmp_path / "ledger", 3, history=kind)
     expected = list(itertools.islice(models_by_hand(), 400))
     rng = random.Random(4)
     at_least = 3
@@ -87,10 +85,9 @@ def test_a_writer_killed_while_erasing_leaves_all_or_nothing(
     kind: History, tmp_path: Path
 ) -> None:
     full = tmp_path / "full"
-    with DiskLedger.create(full, initial_model(), history=kind) as ledger:
-        for index in range(30):
-            ledger.append(round_of(index))
-        before = ledger.final.params.flat.tobytes()
+    record(full, 30, history=kind)
+    with LedgerReader(full) as reader:
+        before = reader.final.params.flat.tobytes()
     shutil.copytree(tmp_path / "full", tmp_path / "erased")
     with DiskLedger(tmp_path / "erased") as ledger:
         forget(ledger, ["b"], erase=True)

@@ -9,42 +9,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
+from fastfedul import DiskLedger, LedgerDamagedError, LedgerReader, verify
 from fastfedul.params import Layout
 from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign
 from tests.support.disk_ledgers import (
     answer,
     assert_one_line,
+    assert_refused,
     initial_model,
     round_of,
-    snapshot_of,
 )
 
 
 def test_nothing_at_a_path_is_said_to_be_nothing(tmp_path: Path) -> None:
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(tmp_path / "missing")
-        assert_one_line(caught, "missing", "nothing")
+    assert_refused(tmp_path / "missing", "missing", "nothing")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_without_an_index_is_no_ledger(path: Path) -> None:
     (path / "index.sqlite").unlink()
-    before = snapshot_of(path)
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, "index.sqlite")
-    assert snapshot_of(path) == before
+    assert_refused(path, "index.sqlite")
 
 
 def test_a_ledger_without_its_folder_of_arrays_is_refused(path: Path) -> None:
     shutil.rmtree(path / "arrays")
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, "arrays")
+    assert_refused(path, "arrays")
 
 
 def test_an_empty_folder_of_arrays_is_never_taken_for_an_answer(path: Path) -> None:
@@ -92,12 +81,7 @@ def test_a_truncated_index_is_refused_and_nothing_else_is_touched(
     data = index.read_bytes()
     cut = data[: int(len(data) * keep) if keep == 0.5 else int(keep)]
     index.write_bytes(cut)
-    before = snapshot_of(path)
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, "index.sqlite")
-    assert snapshot_of(path) == before
+    assert_refused(path, "index.sqlite")
     index.write_bytes(data)
     with DiskLedger(path) as ledger:
         assert verify(ledger).problems == ()
@@ -110,12 +94,7 @@ def test_a_truncated_index_is_refused_and_nothing_else_is_touched(
 )
 def test_garbage_in_place_of_the_index_is_refused(path: Path, garbage: bytes) -> None:
     (path / "index.sqlite").write_bytes(garbage)
-    before = snapshot_of(path)
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, "index.sqlite")
-    assert snapshot_of(path) == before
+    assert_refused(path, "index.sqlite")
 
 
 def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
@@ -125,12 +104,7 @@ def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
     other.execute("INSERT INTO ledger VALUES (2)")
     other.commit()
     other.close()
-    before = snapshot_of(path)
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, "index.sqlite")
-    assert snapshot_of(path) == before
+    assert_refused(path, "index.sqlite")
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -144,10 +118,5 @@ def test_another_format_is_refused_by_name(
         resign(index, "ledger")
     index.commit()
     index.close()
-    before = snapshot_of(path)
-    for open_ledger in (LedgerReader, DiskLedger):
-        with pytest.raises(LedgerError) as caught:
-            open_ledger(path)
-        assert_one_line(caught, f"format {version}")
-        assert not isinstance(caught.value, LedgerDamagedError)
-    assert snapshot_of(path) == before
+    for error in assert_refused(path, f"format {version}"):
+        assert not isinstance(error, LedgerDamagedError)

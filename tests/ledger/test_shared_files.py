@@ -16,7 +16,7 @@ from fastfedul.ledger.store.arrays import PAGE
 from fastfedul.ledger.store.schema import FileRow
 from fastfedul.records import History
 from tests.support.damage import NOT_OF_SUMS, READINGS, images_of, live_vectors
-from tests.support.disk_ledgers import initial_model, round_of, snapshot_of
+from tests.support.disk_ledgers import initial_model, record, round_of, snapshot_of
 from tests.support.ledger_programs import ROOT, command
 
 
@@ -145,10 +145,7 @@ def test_an_uncommitted_round_that_was_cut_anywhere_is_swept(
 def test_a_crash_between_the_arrays_and_the_commit_leaves_the_ledger_as_it_was(
     kind: History, tmp_path: Path
 ) -> None:
-    path = tmp_path / "ledger"
-    with DiskLedger.create(path, initial_model(), history=kind) as ledger:
-        for index in range(3):
-            ledger.append(round_of(index))
+    path = record(tmp_path / "ledger", 3, history=kind)
     right, before = answers(path), snapshot_of(path)
     died = subprocess.run(
         command("die-before-commit", path, 3),

@@ -93,7 +93,7 @@ def test_axes_speak_plainly(report: Report) -> None:
         texts(DRAW["rounds"](report))
     )
     assert "client-3 forgotten" in texts(DRAW["rounds"](report))
-    assert {"before", "retrained", "2.2\u00a0%"} <= set(texts(DRAW["bars"](report)))
+    assert {"before", "retrained", "2.2 %"} <= set(texts(DRAW["bars"](report)))
     assert "angle to the retrained model (degrees)" in texts(DRAW["angles"](report))
     assert {"removed", "held back", "100 %"} <= set(texts(DRAW["held back"](report)))
 

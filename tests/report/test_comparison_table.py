@@ -201,15 +201,24 @@ def test_a_missing_package_is_named_with_its_extra(
     ("options", "reason"),
     [
         ({"forget": "client-0"}, r"a list of names is wanted: \['client-0'\]"),
-        ({"methods": "fast-fedul"}, r"a list of them is wanted: \['fast-fedul'\]"),
+        ({"forget": 3}, "clients are a list of names, not 3"),
+        ({"forget": [3]}, "a client name is text, not 3"),
+        ({"methods": "fast-fedul"}, "methods are a list .*, not 'fast-fedul'"),
+        ({"methods": None}, "methods are a list .*, not None"),
+        ({"settings": [1]}, "settings are a mapping for each method"),
+        ({"settings": {"fast-fedul": 3}}, "settings are a mapping for each method"),
+        ({"settings": {"fast-fedul": {3: 1}}}, "no such setting: 3"),
+        ({"seeds": 3}, "seeds are a list of numbers, not 3"),
+        ({"seeds": "01"}, "seeds are a list of numbers, not '01'"),
+        ({"run": 3}, "a path is text or a Path, not 3"),
         ({"methods": [Nothing]}, "it is a class; make one"),
         ({"methods": [3]}, "3 is no method"),
         ({"seeds": [1]}, "has seed 0, which must be among the seeds; choose 0,1"),
-        ({"seeds": [0, -1]}, "a seed is -1"),
+        ({"seeds": [0, -1]}, "a seed is a whole number, 0 or more, not -1"),
     ],
 )
 def test_wrong_arguments_get_one_line(
     options: dict[str, object], reason: str, run: RunSummary
 ) -> None:
     with pytest.raises(ff.InvalidInputError, match=reason):
-        ff.compare(run, **options)  # type: ignore[arg-type]
+        ff.compare(**{"run": run, **options})  # type: ignore[arg-type]

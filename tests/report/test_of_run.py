@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the extra torch")
 
+from fastfedul import DiskLedger, forget
+from fastfedul.report.model_rows import rows_of
 from fastfedul.report.of_run import report_of, row_of
 from fastfedul.runs.comparison import Comparison, compare
 from fastfedul.runs.training import RunConfig, train
@@ -90,3 +93,51 @@ def test_only_methods_that_ask_nobody_forget_from_records_alone(
     [_, said] = report_of(run, with_methods(found, *methods)).summary
     assert ("from its records alone" in said) is alone
     assert ("in every way that the table shows" in said) is not alone
+
+
+def test_an_angle_is_of_all_parameters_on_the_page_and_in_the_rows(
+    run: Path, found: Comparison
+) -> None:
+    [*_, last] = found.rows
+    assert last.closeness is not None
+    whole = last.closeness.angle_degrees
+    assert whole != last.closeness.last_layer_angle_degrees
+    assert report_of(run, found).rows[-1].angle_degrees == whole
+    row = rows_of(found)[-1]
+    assert row["angle_degrees"] == whole
+    assert row["last_layer_angle_degrees"] == last.closeness.last_layer_angle_degrees
+
+
+def test_rows_have_the_keys_that_scripts_read_and_are_json(found: Comparison) -> None:
+    rows = rows_of(found)
+    wanted = {
+        *("method", "main", "main_count", "main_interval", "seed", "settings"),
+        *("backdoor", "backdoor_count", "backdoor_interval", "seconds", "kl"),
+        *("mia_auc", "mia_auc_interval", "mia_tpr_at_1_fpr", "distance"),
+        *("angle_degrees", "last_layer_angle_degrees", "prediction_change"),
+        *("client_calls", "history_bytes"),
+    }
+    assert all(set(row) == wanted for row in rows)
+    assert json.loads(json.dumps(rows, allow_nan=False)) == [dict(r) for r in rows]
+
+
+def test_a_client_that_left_before_and_the_compared_client_are_both_marked(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    with DiskLedger(folder) as ledger:
+        forget(ledger, ["client-2"])
+    report = report_of(folder, compare(folder, methods=("fedaccum",)))
+    assert {name: after for after, name in report.forgotten} == {
+        "client-0": 4,
+        "client-2": 4,
+    }
+
+
+def test_a_limit_of_a_method_is_a_note_of_the_page(
+    run: Path, found: Comparison
+) -> None:
+    limited = replace(found, caveats=("fedaccum guesses.",))
+    assert "fedaccum guesses." in report_of(run, limited).notes
+    assert "fedaccum guesses." not in report_of(run, found).notes

@@ -10,6 +10,7 @@ import pytest
 from fastfedul import (
     ClientUpdate,
     DiskLedger,
+    FastFedUL,
     Model,
     Params,
     Round,
@@ -36,7 +37,7 @@ def record(path: Path, history: History, *, kept: bool = True) -> DiskLedger:
 
 def refusal(ledger: DiskLedger) -> str:
     with ledger, pytest.raises(UnlearnRefusedError) as caught:
-        forget_as_planned(ledger, "bob")
+        forget_as_planned(ledger, "bob", FastFedUL())
     return str(caught.value)
 
 

@@ -6,14 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from fastfedul import InvalidInputError, RunConfig
-from fastfedul.runs.seeds import find_runs
+from fastfedul import DiskLedger, InvalidInputError, RunConfig, forget
+from fastfedul.runs.seeds import find_runs, seed_runs_with
+from tests.support.commands import run as fastfedul
+from tests.support.disk_ledgers import initial_model, round_of
 
 
 def begun(folder: Path, **options: object) -> Path:
     """Return a run that was stopped before its first round."""
     folder.mkdir(parents=True, exist_ok=True)
     RunConfig.from_options(options).save(folder / "config.toml")
+    return folder
+
+
+def recorded(folder: Path, **options: object) -> Path:
+    """Return a run with two rounds of the clients a, b, c and d in its ledger."""
+    begun(folder, **options)
+    with DiskLedger.create(folder / "ledger", initial_model()) as ledger:
+        for index in range(2):
+            ledger.append(round_of(index))
     return folder
 
 
@@ -48,9 +59,40 @@ def test_workers_and_fewer_rounds_may_differ_and_nothing_else(tmp_path: Path) ->
     ("seeds", "reason"),
     [
         ([1], "run has seed 0, which must be among the seeds; choose 0,1$"),
-        ([0, -2], "a seed is -2; choose 0 or more"),
+        ([0, -2], "a seed is a whole number, 0 or more, not -2"),
     ],
 )
 def test_wrong_seeds_are_refused(seeds: list[int], reason: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=reason):
         find_runs(begun(tmp_path / "run"), seeds)
+
+
+def test_the_runs_of_other_seeds_that_still_hold_a_client_are_found(
+    tmp_path: Path,
+) -> None:
+    run = recorded(tmp_path / "run")
+    first, second = (
+        recorded(tmp_path / f"run-seed-{seed}", seed=seed) for seed in (1, 2)
+    )
+    recorded(tmp_path / "runs-seed-1")
+    begun(tmp_path / "run-seed-3", seed=3)
+    assert seed_runs_with(run, ["a", "x"]) == {first: ["a"], second: ["a"]}
+    assert seed_runs_with(first, ["a"]) == {run: ["a"], second: ["a"]}
+    with DiskLedger(second) as ledger:
+        forget(ledger, ["a"], erase=False)
+        forget(ledger, ["b"])
+    assert seed_runs_with(run, ["a", "b"]) == {first: ["a", "b"], second: ["a"]}
+    index = second / "ledger" / "index.sqlite"
+    index.write_bytes(b"damaged")
+    assert seed_runs_with(run, ["b"]) == {first: ["b"], second: ["b"]}
+
+
+def test_forgetting_names_the_runs_that_still_hold_the_client(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    other = recorded(tmp_path / "run-seed-1", seed=1)
+    said = f"forget there too: fastfedul forget {other} a"
+    assert said not in fastfedul("forget", run, "a", "--dry-run").stderr
+    assert said in fastfedul("forget", run, "a").stderr
+    fastfedul("request", "add", run, "b")
+    applied = fastfedul("request", "apply", run).stderr
+    assert f"run-seed-1 beside this run still holds b; {said[:-1]}b" in applied

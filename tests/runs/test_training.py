@@ -497,6 +497,27 @@ def test_a_taken_folder_is_refused_and_a_missing_run_too(
 @pytest.mark.parametrize(
     "options", [{"model": "no.module:build"}, {"data": "no-such-data"}]
 )
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"config": {"rounds": 2}},
+            "a configuration is a RunConfig, not {",
+        ),
+        ({"folder": 3}, "a path is text or a Path, not 3"),
+        ({"progress": 3}, "progress is a function, not 3"),
+        ({"answered": "x"}, "answered is a function, not 'x'"),
+    ],
+)
+def test_arguments_of_wrong_types_get_one_line(
+    arguments: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        train(**{"folder": tmp_path / "run", **arguments})
+    assert str(caught.value).startswith(said)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_that_cannot_begin_leaves_no_folder(
     options: dict[str, Any], tmp_path: Path
 ) -> None:

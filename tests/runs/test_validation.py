@@ -262,3 +262,20 @@ def test_without_the_runs_data_the_images_are_said_not_to_fit(
             open_validation(narrow, ledger, ledger_alone, "auto")
         with pytest.raises(InvalidInputError, match="cannot load the model"):
             open_validation(narrow, ledger, ledger_alone, "no.such.module:build")
+
+
+@pytest.mark.parametrize("path", ["run", "ledger"])
+def test_pixels_of_another_scale_are_refused(
+    path: str, run: Path, tmp_path: Path
+) -> None:
+    """scikit-learn's own digits run from 0 to 16, and the training's to 255."""
+    with np.load(run.parent / "own.npz") as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    dark = tmp_path / "dark.npz"
+    np.savez(dark, images=images // 16, labels=labels)
+    place, network = (run, None) if path == "run" else (run / "ledger", "auto")
+    with LedgerReader(run) as ledger:
+        with pytest.raises(InvalidInputError, match=r"up to 15, .* up to 255"):
+            open_validation(dark, ledger, place, network)
+        np.savez(dark, images=images / 255.0, labels=labels)
+        assert len(open_validation(dark, ledger, place, network).inputs) == 200

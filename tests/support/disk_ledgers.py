@@ -11,6 +11,7 @@ import pytest
 
 from fastfedul import (
     ClientUpdate,
+    DiskLedger,
     FastFedUL,
     FastFedULError,
     Kronecker,
@@ -25,6 +26,7 @@ from fastfedul import (
     verify,
 )
 from fastfedul.params import Array, Flat, Layout
+from fastfedul.records import History
 from fastfedul.rng import stream
 
 LAYOUT = Layout.of({"weight": np.zeros((5, 6)), "bias": np.zeros(7)})
@@ -62,6 +64,26 @@ def round_of(
         for i, name in enumerate(clients)
     )
     return Round(index, updates, local=None if index % 2 else LOCAL)
+
+
+def record(path: Path, num_rounds: int, *, history: History = "rounds") -> Path:
+    """Return a closed ledger with the first rounds of `round_of`."""
+    with DiskLedger.create(path, initial_model(), history=history) as ledger:
+        for index in range(num_rounds):
+            ledger.append(round_of(index))
+    return path
+
+
+def assert_refused(path: Path, *named: str) -> list[LedgerError]:
+    """The ledger opens neither for reading nor for writing, and stays as it is."""
+    before, errors = snapshot_of(path), []
+    for open_ledger in (LedgerReader, DiskLedger):
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(path)
+        assert_one_line(caught, *named)
+        errors.append(caught.value)
+    assert snapshot_of(path) == before
+    return errors
 
 
 def answer(ledger: LedgerReader, *clients: str) -> tuple[object, ...]:

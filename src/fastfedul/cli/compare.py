@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from fastfedul.cli.output import (
     print_table,
     show_name,
     show_seconds,
+    task_progress,
     warn,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
@@ -27,7 +27,6 @@ from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 if TYPE_CHECKING:
     from fastfedul.report.comparison_table import ComparisonTable
     from fastfedul.report.model_rows import ModelMeans
-    from fastfedul.runs.comparison import Say
 
 PAGE = "report.html"
 USUAL_METHODS = ",".join(SHOWN_BY_DEFAULT)
@@ -93,8 +92,8 @@ def compare_methods(
 
     The run itself is not changed. Retraining leaves the clients' slots empty and keeps
     everything else: seed, split, draws, initial model. It is done once and kept in the
-    run. Other methods than Fast-FedUL ask clients to train, so they take longer. A
-    page with pictures is written beside the numbers.
+    run. Methods that ask clients to train take longer. The command writes a page with
+    pictures beside the numbers.
 
     Examples: `fastfedul compare my-run --methods all`,
     `fastfedul compare my-run --methods fast-fedul,my_module:MyMethod`,
@@ -133,9 +132,9 @@ def write_report(
 ) -> None:
     """Write one HTML page about a run: pictures, numbers, settings, how to reproduce.
 
-    It shows what forgetting the attackers, or the clients you name, would do. Where
-    nobody is named and no attacker is left, it shows the model as it is, beside one
-    that was retrained without those who have gone. The page stands alone: it needs no
+    The page shows the effect of forgetting the attackers, or the clients you name. If
+    you name nobody and no attacker is left, it shows the model as it is, beside a model
+    that was retrained without the forgotten clients. The page stands alone: it needs no
     network and no other file.
     """
     with telling_how_to_go_on(_how_to_go_on):
@@ -158,7 +157,7 @@ def _found_for_report(
 
     if forget or active_attackers(path, prepare(load_config(path))):
         return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
-    with _progress() as say:
+    with task_progress("loading") as say:
         return table_of(look_back(path, say))
 
 
@@ -221,7 +220,7 @@ def run_comparison(
     """
     from fastfedul.report.comparison_table import compare
 
-    with _progress(lines=bool(seeds) and not hidden) as say:
+    with task_progress("loading", lines=bool(seeds) and not hidden) as say:
         return compare(
             path,
             forget,
@@ -234,7 +233,7 @@ def run_comparison(
 
 
 def check_page(path: Path, out_file: Path | None) -> None:
-    """Raise if the page would be written over what belongs to the run."""
+    """Raise if the page would be written over a file of the run."""
     check_file(path, out_file, "--out", ".html")
 
 
@@ -253,7 +252,7 @@ def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
             f"{suffix}"
         )
     if place.is_dir() or not place.parent.is_dir():
-        why = "is a folder" if place.is_dir() else "is in a folder that there is not"
+        why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
         raise InvalidInputError(f"{option} {file} {why}; name another file")
 
 
@@ -379,47 +378,3 @@ def _percent(found: ComparisonTable, means: ModelMeans, name: str) -> str:
 def _how_to_go_on() -> str:
     kept = "trained rounds and retrained models are kept"
     return f"stopped; {kept}; go on with: {this_command()}"
-
-
-@contextmanager
-def _progress(*, lines: bool = False) -> Iterator[Say]:
-    """Show the progress on standard error.
-
-    Args:
-        lines: Whether to print a line for each task where there is no terminal.
-    """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    if lines and not err().is_terminal:
-        yield _print_tasks()
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not err().is_terminal,
-    ) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
-        )
-
-
-def _print_tasks() -> Say:
-    last: list[str] = []
-
-    def show(what: str, _done: int, _total: int) -> None:
-        if last != [what]:
-            last[:] = [what]
-            err().print(what, markup=False, soft_wrap=True)
-
-    return show

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fastfedul.cli.judging import (
-    ImagesFile,
-    Judge,
-    LargestDrop,
-    NetworkName,
-    judgement_text,
-)
+from fastfedul.cli.judging import JUDGING_OPTIONS, Judge, judgement_text
 from fastfedul.cli.method_options import (
-    USUAL_METHOD,
-    DampingNumber,
     EraseFlag,
-    MethodName,
-    MinimumCoverage,
-    SettingTexts,
-    SkewName,
     chosen_method,
+    federation_of,
+    method_options,
 )
+from fastfedul.cli.options import with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -37,14 +28,14 @@ from fastfedul.cli.output import (
     show_seconds,
     warn,
 )
-from fastfedul.cli.request import UNSIGNED
+from fastfedul.cli.request import UNSIGNED, still_held
 from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.forgetting.folder import RUN_CONFIG, run_model_of
 from fastfedul.forgetting.service import Forgetting, forget, preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
 from fastfedul.ledger.store.model_files import model_written
 from fastfedul.methods.fast_fedul.removal import Removal
-from fastfedul.methods.protocol import Method, needs_help
+from fastfedul.methods.protocol import Method
 from fastfedul.records import ClientId, Model
 
 NOT_A_SAMPLE = (
@@ -54,6 +45,7 @@ NOT_A_SAMPLE = (
 )
 
 
+@with_options(method_options() | JUDGING_OPTIONS)
 def forget_clients(
     path: Annotated[
         Path,
@@ -62,6 +54,7 @@ def forget_clients(
     clients: Annotated[
         list[str], typer.Argument(help="Clients to forget.", metavar="CLIENT...")
     ],
+    *,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -75,19 +68,12 @@ def forget_clients(
             "--out", help="Write the cleaned model to this .safetensors file."
         ),
     ] = None,
-    method_name: MethodName = USUAL_METHOD,
-    skew: SkewName = None,
-    damping: DampingNumber = None,
-    minimum_coverage: MinimumCoverage = None,
-    set_: SettingTexts = None,
-    validation: ImagesFile = None,
-    max_drop: LargestDrop = None,
-    network: NetworkName = None,
     sample: Annotated[
         list[str] | None,
         typer.Option(help="Not possible; explains why.", hidden=True),
     ] = None,
     json: JsonFlag = False,
+    **options: Any,
 ) -> None:
     """Take clients out of the model, without data, training or their help.
 
@@ -102,8 +88,8 @@ def forget_clients(
     if sample:
         raise InvalidInputError(NOT_A_SAMPLE)
     names = tuple(sorted(set(clients)))
-    judge = Judge(validation, max_drop, network)
-    method = chosen_method(method_name, skew, damping, minimum_coverage, set_ or ())
+    judge = Judge(options)
+    method = chosen_method(options)
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
     with opened as ledger:
         _check_place(out_file, ledger.path)
@@ -126,6 +112,8 @@ def forget_clients(
         "erased": found.erased,
         "dry_run": dry_run,
     }
+    if not dry_run:
+        facts["warnings"] += still_held(path, found.clients)
     if json:
         print_json(facts)
     else:
@@ -142,12 +130,7 @@ def _forget(
     erase: bool,
 ) -> Forgetting:
     """Return the forgetting; in a ledger open for reading, the preview of it."""
-    helpers: Any = nullcontext()
-    if needs_help(method):
-        from fastfedul.runs.federation import open_federation
-
-        helpers = open_federation(path, method)
-    with helpers as federation:
+    with federation_of(path, method) as federation:
         if not isinstance(ledger, DiskLedger):
             with err().status("reading the ledger"):
                 found = preview(ledger, names, method, federation=federation)

@@ -1,7 +1,8 @@
-"""Options by which the server's own images judge a cleaned model."""
+"""The judge of a cleaned model: images of the server's own, and its options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,52 +15,50 @@ from fastfedul.records import Model
 
 _PANEL = "Checking the result"
 
-ImagesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--validation",
-        help="Clean images of your own, an .npz file with images and, if known, "
-        "labels: says how the cleaned model does on them. Never use the leaver's "
-        "images.",
-        metavar="FILE.npz",
-        rich_help_panel=_PANEL,
-    ),
-]
-LargestDrop = Annotated[
-    float | None,
-    typer.Option(
-        "--max-drop",
-        help="With --validation: write nothing if more than this share is lost.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-NetworkName = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="With --validation and a ledger that is in no run: its network, "
-        "package.module:function.",
-        rich_help_panel=_PANEL,
-    ),
-]
+JUDGING_OPTIONS: dict[str, Any] = {
+    "validation": Annotated[
+        Path | None,
+        typer.Option(
+            help="Clean images of your own, an .npz file with images and, if known, "
+            "labels. The command says how the cleaned model does on them. Never use "
+            "the leaver's images.",
+            metavar="FILE.npz",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "max_drop": Annotated[
+        float | None,
+        typer.Option(
+            help="With --validation: write nothing if more than this share is lost.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "network": Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="With --validation and a ledger that is in no run: its network, "
+            "package.module:function.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+}
+"""Options of a `Judge`, for `with_options`."""
 
 
 class Judge:
     """Judges cleaned models by images, and refuses one that loses too many.
 
     Args:
-        file: The images; None to accept every model.
-        max_drop: Share of them that may be lost; None for any.
-        network: Network of a ledger that is in no run.
+        options: Values of `JUDGING_OPTIONS`. Without images, every model is accepted.
 
     Attributes:
         found: The last judgement, as JSON values; None before the first.
     """
 
-    def __init__(
-        self, file: Path | None, max_drop: float | None, network: str | None
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        file, max_drop = options["validation"], options["max_drop"]
+        network = options["network"]
         for option, value in (("--max-drop", max_drop), ("--model", network)):
             if value is not None and file is None:
                 raise InvalidInputError(f"{option} needs --validation FILE.npz")

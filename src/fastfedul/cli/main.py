@@ -83,7 +83,7 @@ def _verbs() -> list[Verb]:
         Verb("key", _FORGET, "key:app",
              "Make or show the key that signs certificates."),
         Verb("methods", _FORGET, "methods:show_methods",
-             "List the methods, and what each of them needs."),
+             "List the methods with their needs."),
         Verb("ledger", _KEEP, "ledger:app",
              "Look at a ledger, verify or compact it, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",
@@ -166,7 +166,7 @@ def run_app(application: typer.Typer) -> None:
     except click.Abort:
         _fail("nothing was done: the answer was not yes", 1, only_json)
     except OSError as error:
-        # Most errors about files are explained where they arise, with what to do;
+        # Most errors about files are explained where they arise, with a remedy;
         # the rest at least name the file.
         lost = _is_of_output(error)
         if lost:

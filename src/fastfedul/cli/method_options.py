@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.protocol import Method
-from fastfedul.methods.registry import find_method
+from fastfedul.federation.clients import Federation
+from fastfedul.methods.protocol import Method, needs_help
+from fastfedul.methods.registry import DEFAULT_METHOD, find_method
 from fastfedul.runs import help_texts
 
 _PANEL = "Method"
+_FORM, _EXAMPLE = "NAME=VALUE", "interval=4"
 
-MethodName = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        help=help_texts.METHOD_OR_OWN,
-        metavar="METHOD",
-        rich_help_panel=_PANEL,
-    ),
-]
-SkewName = Annotated[
-    str | None,
-    typer.Option(
-        help=f"{help_texts.SKEW} [default: {help_texts.SKEW_DEFAULT}]",
-        metavar="SKEW",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
+
+def _option(kind: Any, *names: str, text: str, **more: Any) -> Any:
+    shown = typer.Option(
+        *names, help=text, show_default=False, rich_help_panel=_PANEL, **more
+    )
+    return Annotated[kind, shown]
+
+
 DampingNumber = Annotated[
     float | None,
     typer.Option(
@@ -42,86 +35,99 @@ DampingNumber = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-MinimumCoverage = Annotated[
-    float | None,
-    typer.Option(
-        help="Refuse if less of a client's share in the model was kept. [default: 0.2]",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-SettingTexts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Another setting of the method, such as interval=4; may be repeated.",
-        rich_help_panel=_PANEL,
-    ),
-]
 EraseFlag = Annotated[bool, typer.Option(help_texts.ERASE_FLAGS, help=help_texts.ERASE)]
-USUAL_METHOD = FastFedUL.name
 
 
-def method_choice(
-    name: str = USUAL_METHOD,
-    skew: str | None = None,
-    damping: float | None = None,
-    minimum_coverage: float | None = None,
-    texts: Sequence[str] = (),
-) -> tuple[str, dict[str, Any]]:
-    """Return the name and the settings of the method that the options name.
+def method_options(
+    about: str = help_texts.METHOD_OR_OWN, default: str = DEFAULT_METHOD
+) -> dict[str, Any]:
+    """Return the options that choose a method, for `with_options`.
+
+    Args:
+        about: Help of the option that names the method.
+        default: Words for its default.
+    """
+    return {
+        "method": _option(
+            str | None, text=f"{about} [default: {default}]", metavar="METHOD"
+        ),
+        "skew": _option(
+            str | None,
+            text=f"{help_texts.SKEW} [default: {help_texts.SKEW_DEFAULT}]",
+            metavar="SKEW",
+        ),
+        "damping": DampingNumber,
+        "minimum_coverage": _option(
+            float | None,
+            text="Refuse if less of a client's share in the model was kept. "
+            "[default: 0.2]",
+        ),
+        "set_": _option(
+            list[str] | None,
+            "--set",
+            text=f"Another setting, such as {_EXAMPLE}; may be repeated.",
+            metavar=_FORM,
+        ),
+    }
+
+
+def method_choice(options: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the name and the settings that the options give; None for no name.
 
     Raises:
         InvalidInputError: If a setting cannot be read.
     """
     settings: dict[str, Any] = {}
-    for text in texts:
-        setting, equals, value = text.partition("=")
-        if not (equals and setting.isidentifier()):
-            raise InvalidInputError(
-                f"cannot read the setting {text!r:.60}; write NAME=VALUE, such as "
-                "interval=4"
-            )
-        settings[setting] = read_value(value)
-    options = {"skew": skew, "damping": damping, "minimum_coverage": minimum_coverage}
-    settings |= {key: value for key, value in options.items() if value is not None}
-    return name, settings
+    for text in options["set_"] or ():
+        _, name, value = _read_setting(text, _FORM, _EXAMPLE)
+        settings[name] = value
+    named = ("skew", "damping", "minimum_coverage")
+    settings |= {name: options[name] for name in named if options[name] is not None}
+    return options["method"], settings
 
 
-def chosen_method(
-    name: str = USUAL_METHOD,
-    skew: str | None = None,
-    damping: float | None = None,
-    minimum_coverage: float | None = None,
-    texts: Sequence[str] = (),
-) -> Method:
+def chosen_method(options: Mapping[str, Any]) -> Method:
     """Return the method that the options name.
 
     Raises:
         InvalidInputError: If no method has that name, or the method lacks a setting.
     """
-    return find_method(*method_choice(name, skew, damping, minimum_coverage, texts))
-
-
-def read_value(text: str) -> Any:
-    """Return a setting's value: JSON, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    name, settings = method_choice(options)
+    return find_method(DEFAULT_METHOD if name is None else name, settings)
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """Return settings written as METHOD.NAME=VALUE, by method and name."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
-        place, equals, value = text.partition("=")
-        method, dot, name = place.rpartition(".")
-        if not (equals and dot and method and name.isidentifier()):
-            raise InvalidInputError(
-                f"cannot read the setting {text!r:.60}; write METHOD.NAME=VALUE, such "
-                "as federaser.interval=4"
-            )
-        found.setdefault(method, {})[name] = read_value(value)
+        method, name, value = _read_setting(
+            text, "METHOD.NAME=VALUE", "federaser.interval=4"
+        )
+        found.setdefault(method, {})[name] = value
     return dict(found)
+
+
+def _read_setting(text: str, form: str, example: str) -> tuple[str, str, Any]:
+    """Return the method, the name and the value: JSON, else text."""
+    place, equals, value = text.partition("=")
+    method, _, name = place.rpartition(".")
+    if not (equals and name.isidentifier() and bool(method) == ("." in form)):
+        raise InvalidInputError(
+            f"cannot read the setting {text!r:.60}; write {form}, such as {example}"
+        )
+    try:
+        return method, name, json.loads(value)
+    except ValueError:
+        return method, name, value
+
+
+def federation_of(
+    path: Path, method: Method
+) -> AbstractContextManager[Federation | None]:
+    """Return a context with the clients of a run, if the method needs their help."""
+    if not needs_help(method):
+        return nullcontext()
+    # A server that forgets by itself needs no package for training.
+    from fastfedul.runs.federation import open_federation
+
+    return open_federation(path, method)

@@ -8,7 +8,7 @@ from fastfedul.methods.registry import list_methods
 
 
 def show_methods(json: JsonFlag = False) -> None:
-    """List the methods: what each one does, and what it needs besides the ledger.
+    """List the methods with their effect, and with their needs besides the ledger.
 
     Methods of other installed packages are listed too; docs/methods.md says how to
     write one.

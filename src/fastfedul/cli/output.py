@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +22,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+from fastfedul.canonical_json import finite_values
+from fastfedul.report.wording import show_bytes as show_bytes
+from fastfedul.report.wording import show_seconds as show_seconds
+
+Say = Callable[[str, int, int], None]
+"""Called with the name of a task, the work done, and the work in all."""
 
 _WIDE = 80
 _PADDING, _FRAMED = 2, 3
@@ -43,7 +50,7 @@ def err() -> Console:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object; numbers that JSON cannot hold become null."""
-    typer.echo(json.dumps(_finite(value), indent=2))
+    typer.echo(json.dumps(finite_values(value), indent=2))
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -149,46 +156,47 @@ def show_name(name: str) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
-def show_bytes(count: float) -> str:
-    """Return a number of bytes with a unit.
-
-    >>> show_bytes(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def show_seconds(seconds: float) -> str:
-    """Return a duration in milliseconds or seconds."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
 @contextmanager
-def progress_bar(what: str) -> Iterator[Any]:
-    """Show a bar on standard error; yields a function of done and total."""
+def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
+    """Show on standard error how far a task is; yield the function to call.
+
+    Args:
+        what: Name of the first task.
+        lines: Whether to print a line for each task where there is no terminal.
+    """
+    console = err()
+    if lines and not console.is_terminal:
+        yield _print_tasks(console)
+        return
     with Progress(
-        TextColumn(what),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=err(),
+        console=console,
         transient=True,
         # Elsewhere than on a terminal it would leave an empty line.
-        disable=not err().is_terminal,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def _print_tasks(console: Console) -> Say:
+    last: list[str] = []
+
+    def show(what: str, _done: int, _total: int) -> None:
+        if last != [what]:
+            last[:] = [what]
+            console.print(what, markup=False, soft_wrap=True)
+
+    return show
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error; yield a function of work done and in all."""
+    with task_progress(what) as say:
+        yield partial(say, what)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fastfedul.cli.judging import ImagesFile, Judge, LargestDrop, NetworkName
+from fastfedul.cli.judging import JUDGING_OPTIONS, Judge
 from fastfedul.cli.method_options import (
-    USUAL_METHOD,
-    DampingNumber,
     EraseFlag,
-    MethodName,
-    MinimumCoverage,
-    SettingTexts,
-    SkewName,
     chosen_method,
+    federation_of,
     method_choice,
+    method_options,
 )
+from fastfedul.cli.options import with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -36,6 +34,7 @@ from fastfedul.errors import (
     UnlearnRefusedError,
 )
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
+from fastfedul.forgetting.folder import RUN_CONFIG
 from fastfedul.forgetting.requests import (
     AppliedRequest,
     add_request,
@@ -45,25 +44,14 @@ from fastfedul.forgetting.requests import (
 )
 from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
-from fastfedul.methods.protocol import Method, needs_help
-from fastfedul.records import ForgetRequest
+from fastfedul.methods.protocol import Method
+from fastfedul.methods.registry import DEFAULT_METHOD
+from fastfedul.records import ClientId, ForgetRequest
 from fastfedul.runs import help_texts
 
 app = typer.Typer(no_args_is_help=True)
 
 RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
-
-RequestedMethod = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        help=f"{help_texts.METHOD} [default: the choice of whoever applies the "
-        "request]",
-        metavar="METHOD",
-        show_default=False,
-        rich_help_panel="Method",
-    ),
-]
 
 UNSIGNED = (
     "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
@@ -72,9 +60,13 @@ UNSIGNED = (
 
 
 @app.command()
+@with_options(
+    method_options(help_texts.METHOD, "the choice of the operator who applies it")
+)
 def add(
     run: RunPath,
     client: Annotated[str, typer.Argument(help="Client to forget.")],
+    *,
     reason: Annotated[
         str | None,
         typer.Option(
@@ -82,12 +74,8 @@ def add(
             "write no personal data."
         ),
     ] = None,
-    method_name: RequestedMethod = None,
-    skew: SkewName = None,
-    damping: DampingNumber = None,
-    minimum_coverage: MinimumCoverage = None,
-    set_: SettingTexts = None,
     json: JsonFlag = False,
+    **options: Any,
 ) -> None:
     """File the request to forget a client.
 
@@ -97,10 +85,9 @@ def add(
 
     Example: `fastfedul request add my-run client-3 --reason "consent withdrawn"`
     """
-    options = (skew, damping, minimum_coverage, set_ or ())
-    method, settings = None, None
-    if method_name is not None or any(option not in (None, ()) for option in options):
-        method, settings = method_choice(method_name or USUAL_METHOD, *options)
+    method, settings = method_choice(options)
+    if settings and method is None:
+        method = DEFAULT_METHOD
     with err().status("waiting for the ledger"):
         request = add_request(run, client, reason, method=method, settings=settings)
     if json:
@@ -169,22 +156,17 @@ def cancel(
 
 
 @app.command("apply")
+@with_options(method_options() | JUDGING_OPTIONS)
 def apply_waiting(
     run: RunPath,
+    *,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Say what would be done; change nothing."),
     ] = False,
     erase_history: EraseFlag = True,
-    method_name: MethodName = USUAL_METHOD,
-    skew: SkewName = None,
-    damping: DampingNumber = None,
-    minimum_coverage: MinimumCoverage = None,
-    set_: SettingTexts = None,
-    validation: ImagesFile = None,
-    max_drop: LargestDrop = None,
-    network: NetworkName = None,
     json: JsonFlag = False,
+    **options: Any,
 ) -> None:
     """Apply all waiting requests, and write missing certificates.
 
@@ -194,8 +176,7 @@ def apply_waiting(
 
     Example: `fastfedul request apply my-run`
     """
-    method = chosen_method(method_name, skew, damping, minimum_coverage, set_ or ())
-    judge = Judge(validation, max_drop, network)
+    method, judge = chosen_method(options), Judge(options)
     if dry_run:
         _show_preview(run, method, judge, json=json)
         return
@@ -210,7 +191,7 @@ def apply_waiting(
         err().status("forgetting"),
     ):
         judge.open(ledger, run)
-        with _helpers(run, method) as federation:
+        with federation_of(run, method) as federation:
             done = apply_requests(
                 ledger,
                 method=method,
@@ -224,21 +205,15 @@ def apply_waiting(
     if not done:
         out().print("No request is waiting.")
     show_answers(done)
-
-
-def _helpers(run: Path, method: Method) -> Any:
-    """Return a context that yields the clients, for a method that needs them."""
-    if not needs_help(method):
-        return nullcontext()
-    from fastfedul.runs.federation import open_federation
-
-    return open_federation(run, method)
+    gone = [one.request.client for one in done if one.request.state == "applied"]
+    for text in still_held(run, gone):
+        warn(text)
 
 
 def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> None:
     """Print how each waiting request would end, taken by itself."""
     rows = []
-    with LedgerReader(run) as ledger, _helpers(run, method) as federation:
+    with LedgerReader(run) as ledger, federation_of(run, method) as federation:
         judge.open(ledger, run)
         for request in ledger.waiting():
             row: dict[str, Any] = {"request": request.number, "client": request.client}
@@ -272,6 +247,22 @@ def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> Non
             soft_wrap=True,
         )
     out().print("Dry run: nothing was changed." if rows else "No request is waiting.")
+
+
+def still_held(path: Path, clients: Sequence[ClientId]) -> list[str]:
+    """Return a sentence for each run of another seed that still holds a client.
+
+    `compare --seeds` trains these runs beside a run, with clients of the same names.
+    """
+    if not (path / RUN_CONFIG).is_file():
+        return []
+    from fastfedul.runs.seeds import seed_runs_with
+
+    return [
+        f"{place.name} beside this run still holds {', '.join(map(show_name, held))}; "
+        f"forget there too: {shlex.join(['fastfedul', 'forget', str(place), *held])}"
+        for place, held in seed_runs_with(path, clients).items()
+    ]
 
 
 def facts_of(request: ForgetRequest, certificate: Path | None = None) -> dict[str, Any]:

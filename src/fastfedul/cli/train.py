@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -21,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from fastfedul.cli.options import with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -45,19 +45,6 @@ if TYPE_CHECKING:
 
 _NARROW = 80
 """Columns below which the progress leaves its bar and the rate out."""
-
-
-def _with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with an option for each field of a run's configuration."""
-    own = signature(command, eval_str=True)
-    kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_typed(place))
-        for name, place in option_fields(RunConfig).items()
-        if not place.shown.hidden
-    ]
-    command.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    return command
 
 
 def _typed(place: OptionField) -> Any:
@@ -88,7 +75,13 @@ def _default_of(place: OptionField) -> str:
     return f" [{place.shown.unset if default is None else shown}]"
 
 
-@_with_config_options
+@with_options(
+    {
+        name: _typed(place)
+        for name, place in option_fields(RunConfig).items()
+        if not place.shown.hidden
+    }
+)
 def train_run(
     run: Annotated[
         Path, typer.Argument(help="Folder of the run; a new one.", metavar="RUN")

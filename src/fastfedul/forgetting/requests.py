@@ -23,6 +23,7 @@ from fastfedul.forgetting.service import Accept, Forgetting, Key, forget
 from fastfedul.forgetting.signing import find_key
 from fastfedul.ledger.changes.requests import add_request as file_request
 from fastfedul.ledger.changes.requests import cancel_request, refuse_request
+from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import Method, needs_help, require_usable
@@ -96,6 +97,9 @@ def add_request(
         InvalidInputError: If the client is forgotten already, a request for it is
             waiting, or the method cannot be used for a request.
     """
+    check_name(client)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InvalidInputError(f"settings are names with values, not {settings!r:.60}")
     if method is None and settings:
         raise InvalidInputError("settings need the name of their method; name it")
     if method is not None:

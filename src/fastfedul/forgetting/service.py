@@ -240,6 +240,8 @@ def checked_names(ledger: Ledger, clients: Iterable[ClientId]) -> tuple[ClientId
             f"{clients!r:.80} is one name, and a list of names is wanted: "
             f"[{clients!r:.80}]"
         )
+    if not isinstance(clients, Iterable):
+        raise InvalidInputError(f"clients are a list of names, not {clients!r:.80}")
     given = list(clients)
     for name in given:
         check_name(name)

@@ -27,7 +27,7 @@ from fastfedul.errors import (
     UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
-from fastfedul.files import sync_folder
+from fastfedul.files import as_path, sync_folder
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
 from fastfedul.ledger.changes.compact import (
@@ -140,7 +140,7 @@ class LedgerReader:
             custom: The caller's own aggregations by name.
             write: Whether rows of requests are to be written.
         """
-        self.path = find_ledger(Path(path))
+        self.path = find_ledger(as_path(path))
         self.index = Index(self.path / INDEX, write=write)
         try:
             with self.index.reading():

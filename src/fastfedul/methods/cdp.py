@@ -151,7 +151,10 @@ class CDP:
     sample: int = 64
     name: ClassVar[str] = "cdp"
     needs: ClassVar[Needs] = Needs(others=True)
-    caveat: ClassVar[str] = "cdp removes the attack's label as a class, not a client."
+    caveat: ClassVar[str] = (
+        "cdp removes a class, not a client: the class that the attack wants, which an "
+        "operator may not know."
+    )
 
     def __post_init__(self) -> None:
         for name, fits, wanted in (

@@ -42,6 +42,9 @@ BUILT_IN: dict[str, Callable[..., Method]] = {
 SHOWN_BY_DEFAULT = tuple(VARIANTS)
 """Methods that a comparison shows if none is named: they need the server alone."""
 
+DEFAULT_METHOD = SHOWN_BY_DEFAULT[0]
+"""Name of the method that forgets if none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class MethodEntry:
@@ -120,7 +123,7 @@ def find_method(
     unknown = [key for key in given if key not in known]
     if unknown:
         raise InvalidInputError(
-            f"{name} has no such setting: {unknown[0]:.40}; choose from "
+            f"{name} has no such setting: {unknown[0]!s:.40}; choose from "
             f"{', '.join(known) or 'none'}"
         )
     try:

@@ -188,7 +188,7 @@ def draw_held_back(removed_by_layer: Sequence[tuple[str, float | None]]) -> str:
             borderpad=0.1,
         )
 
-    text = "Bar chart of what was removed in each layer. " + "; ".join(
+    text = "Bar chart of the part removed in each layer. " + "; ".join(
         f"{tidy(name)}: {part:.0%}"
         for (name, _), part in list(zip(shown, parts, strict=True))[:12]
     )

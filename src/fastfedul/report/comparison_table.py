@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import InvalidInputError, require_extra
-from fastfedul.files import write_whole
+from fastfedul.files import as_path, write_whole
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 from fastfedul.records import ClientId
@@ -47,7 +47,6 @@ _LATEX_SIGNS = {
     NOTHING: "--",
     "±": r"$\pm$",
     "°": r"$^\circ$",
-    "\u00a0": "~",
 }
 
 
@@ -151,7 +150,7 @@ class ComparisonTable:
         )
 
     def __repr__(self) -> str:
-        lines = [[cell.replace("\u00a0", " ") for cell in row] for row in self._cells()]
+        lines = self._cells()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = [
             "  ".join(
@@ -246,7 +245,7 @@ def compare(
             is not.
         UnlearnRefusedError: If no method can be used here.
     """
-    folder = run.path if isinstance(run, RunSummary) else Path(run)
+    folder = run.path if isinstance(run, RunSummary) else as_path(run)
     places = find_runs(folder, seeds) if seeds else {}
 
     def found_on(place: Path, names: Sequence[ClientId], say: Say) -> Comparison:

@@ -32,7 +32,7 @@ class Row:
         backdoor_interval: 95 % interval of `backdoor`.
         mia_auc: Area under the curve of membership inference; 0.5 is guessing.
         distance: Euclidean distance of the parameters to the retrained model.
-        angle_degrees: Angle between its last layer and the retrained model's.
+        angle_degrees: Angle between all its parameters and the retrained model's.
         seconds: Time taken to get this model from the trained one.
         client_calls: How often a client had to compute something for it.
         history_bytes: Bytes of the ledger that were read for it.

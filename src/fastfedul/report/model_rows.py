@@ -6,12 +6,13 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastfedul.canonical_json import finite_values
+from fastfedul.evaluate.comparison import Evaluation
 from fastfedul.report.content import Interval, Row
 from fastfedul.report.of_run import row_of
-from fastfedul.report.tables import rows_to_json
 from fastfedul.runs.comparison import Comparison
 
 ModelRow = Mapping[str, Any]
@@ -85,7 +86,7 @@ class ModelMeans:
 
     Attributes:
         method: How the models came about.
-        seeds: Seeds that have such a model.
+        seeds: Seeds that have a model of this kind.
         measures: A spread for each of `MEASURES`; None where no seed has the number.
     """
 
@@ -103,19 +104,24 @@ class ModelMeans:
 
 def rows_of(comparison: Comparison) -> tuple[ModelRow, ...]:
     """Return a mapping of JSON values for each model of a comparison."""
-    rows = rows_to_json([row_of(row) for row in comparison.rows])
-    for row, evaluation in zip(rows, comparison.rows, strict=True):
-        near, member = evaluation.closeness, evaluation.membership
-        change = evaluation.change
-        row["last_layer_angle_degrees"] = row["angle_degrees"]
-        row["angle_degrees"] = near.angle_degrees if near else None
-        row["mia_tpr_at_1_fpr"] = member.tpr_at_1_fpr if member else None
-        row["mia_auc_interval"] = member.auc_interval if member else None
-        row["kl"] = evaluation.kl
-        row["prediction_change"] = change.mean_distance if change else None
-        row["seed"] = comparison.prepared.config.seed
-        row["settings"] = dict(comparison.used.get(evaluation.method, {}))
-    return tuple(rows)
+    return tuple(_model_row(comparison, found) for found in comparison.rows)
+
+
+def _model_row(comparison: Comparison, found: Evaluation) -> ModelRow:
+    near, member, change = found.closeness, found.membership, found.change
+    row: dict[str, Any] = finite_values(
+        {
+            **asdict(row_of(found)),
+            "last_layer_angle_degrees": near.last_layer_angle_degrees if near else None,
+            "mia_tpr_at_1_fpr": member.tpr_at_1_fpr if member else None,
+            "mia_auc_interval": member.auc_interval if member else None,
+            "kl": found.kl,
+            "prediction_change": change.mean_distance if change else None,
+            "seed": comparison.prepared.config.seed,
+            "settings": dict(comparison.used.get(found.method, {})),
+        }
+    )
+    return row
 
 
 def flat_row(row: ModelRow) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def row_of(evaluation: Evaluation) -> Row:
         backdoor_interval=backdoor.interval if backdoor else None,
         mia_auc=evaluation.membership.auc if evaluation.membership else None,
         distance=near.distance if near else None,
-        angle_degrees=near.last_layer_angle_degrees if near else None,
+        angle_degrees=near.angle_degrees if near else None,
         seconds=None if evaluation.method in (BEFORE, NOW) else evaluation.seconds,
         client_calls=evaluation.client_calls,
         history_bytes=evaluation.history_bytes,
@@ -55,11 +55,13 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
     config = comparison.prepared.config
     with LedgerReader(folder) as ledger, ledger.snapshot():
         contributions = _contributions(ledger)
-        forgotten = tuple(
-            (entry.forgotten_at or 0, name)
+        gone = {
+            name: entry.forgotten_at or 0
             for name, entry in ledger.clients().items()
             if entry.state != "active"
-        )
+        }
+    # The compared models forget their clients after the last round.
+    forgotten = {**dict.fromkeys(comparison.forget, config.rounds), **gone}
     points = metrics_file.read(folder / METRICS).values()
     seen = comparison.reaction
     return Report(
@@ -71,7 +73,7 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
             for point in points
             if point.main is not None
         ),
-        forgotten=forgotten or tuple((config.rounds, n) for n in comparison.forget),
+        forgotten=tuple((after, name) for name, after in forgotten.items()),
         unit_angles=_unit_angles(comparison),
         removed_by_layer=seen.removed_by_layer if seen else (),
         contributions=contributions,
@@ -138,11 +140,7 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
         "images, poisoned ones included, with that on test images; compare the methods "
         "with the retrained model rather than with 0.5."
     )
-    if any(row.method == "cdp" for row in comparison.rows):
-        notes.append(
-            "cdp removes a class, not a client: here the class that the attack wants, "
-            "which an operator may not know."
-        )
+    notes += comparison.caveats
     notes += [f"Left out: {n}: {why}" for n, why in comparison.refused.items()]
     return tuple(notes)
 
@@ -150,7 +148,7 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
 def _unit_angles(comparison: Comparison) -> Mapping[str, np.ndarray]:
     found = {}
     for row in comparison.rows:
-        if row.method == "retrained" or row.closeness is None:
+        if row.method == RETRAINED or row.closeness is None:
             continue
         angles = np.array(row.closeness.unit_angles or ())
         angles = angles[~np.isnan(angles)]

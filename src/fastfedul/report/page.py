@@ -121,10 +121,24 @@ def _environment() -> Environment:
         count=wording.show_count,
         interval=wording.show_interval,
         seconds=wording.show_seconds,
-        method=wording.show_method,
+        method=_method_name,
         png_address=_png_address,
     )
     return found
+
+
+def _method_name(method: str) -> tuple[str, str]:
+    """Return the case that a row of a comparison shows, and the method if one made it.
+
+    >>> _method_name("before"), _method_name("fast-fedul")
+    (('Before', ''), ('After', 'fast-fedul'))
+    """
+    named = {BEFORE: "Before", RETRAINED: "Retrained", NOW: "Now"}
+    return (
+        (named[method], "")
+        if method in named
+        else ("After", wording.shorten(method, 40))
+    )
 
 
 def _png_address(image: Images) -> str:
@@ -210,7 +224,7 @@ def _draw_pictures(report: Report) -> Iterator[_Picture]:
             "What was removed where",
             draw_held_back(report.removed_by_layer),
             "By the server's estimate, training with the others had already pulled "
-            "part of the client's influence back. fast-fedul removes the rest (green) "
+            "part of the client's influence back. The method removes the rest (green) "
             "and holds that part back (grey), as a share of each array of the model.",
         )
     if report.unit_angles:

@@ -7,11 +7,9 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from fastfedul.evaluate.comparison import BEFORE, NOW, RETRAINED
 from fastfedul.report.content import Count, Interval
 
 NOTHING = "–"
-_GAP = "\u00a0"
 # Controls, marks that turn the direction of writing, lone surrogates, non-characters.
 _UNSHOWABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -49,21 +47,11 @@ def shorten(text: str, width: int = 60) -> str:
     return shown
 
 
-def show_method(method: str) -> tuple[str, str]:
-    """Return the case that a row of a comparison shows, and the method if one made it.
-
-    >>> show_method("before"), show_method("fast-fedul")
-    (('Before', ''), ('After', 'fast-fedul'))
-    """
-    named = {BEFORE: "Before", RETRAINED: "Retrained", NOW: "Now"}
-    return (named[method], "") if method in named else ("After", shorten(method, 40))
-
-
 def show_share(value: float | None) -> str:
     """Return a share as a percentage with one digit."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return f"{value * 100:.1f}{_GAP}%"
+    return f"{value * 100:.1f} %"
 
 
 def describe_shares(main: float, backdoor: float | None) -> str:
@@ -82,7 +70,7 @@ def show_interval(interval: Interval | None) -> str:
     if interval is None or not all(map(math.isfinite, interval)):
         return ""
     low, high = interval
-    return f"{low * 100:.1f}–{high * 100:.1f}{_GAP}%"
+    return f"{low * 100:.1f}–{high * 100:.1f} %"
 
 
 def show_number(value: float | None, digits: int) -> str:
@@ -108,28 +96,32 @@ def show_distance(value: float | None) -> str:
 def show_seconds(seconds: float | None) -> str:
     """Return a duration in the unit that suits it.
 
-    >>> show_seconds(0.0123).split(), show_seconds(12.5).split()
-    (['12', 'ms'], ['12.5', 's'])
+    >>> show_seconds(0.0123), show_seconds(12.5)
+    ('12 ms', '12.5 s')
     """
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 0.9995:
-        return f"{seconds * 1000:.0f}{_GAP}ms"
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
-        return f"{seconds:.1f}{_GAP}s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}{_GAP}min{_GAP}{rest}{_GAP}s"
-    return f"{minutes // 60}{_GAP}h{_GAP}{minutes % 60}{_GAP}min"
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def show_bytes(count: float) -> str:
-    """Return a number of bytes with a unit."""
+    """Return a number of bytes with a unit.
+
+    >>> show_bytes(1536)
+    '1.5 KiB'
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f}{_GAP}B" if unit == "B" else f"{count:.1f}{_GAP}{unit}"
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    return f"{count:.1f}{_GAP}TiB"
+    return f"{count:.1f} TiB"
 
 
 def show_forgotten(forgotten: Sequence[tuple[int, str]], limit: int = 5) -> str:

@@ -31,9 +31,10 @@ from fastfedul.evaluate.comparison import (
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.files import write_whole
+from fastfedul.forgetting.service import checked_names
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.keeping import Keep
-from fastfedul.ledger.protocol import Ledger, require_known
+from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.model_files import model_written, read_model
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.views import KeptView
@@ -136,23 +137,14 @@ def compare(
     """
     config = load_config(folder)
     prepared = prepare(config)
-    if isinstance(forget, str):
-        raise InvalidInputError(
-            f"{forget!r:.80} is one name, and a list of names is wanted: "
-            f"[{forget!r:.80}]"
-        )
-    names = tuple(sorted(set(forget) or active_attackers(folder, prepared)))
-    if not names:
-        attacked = config.attack.kind != "none"
-        why = "every attacker has gone from" if attacked else "nobody attacks in"
-        raise InvalidInputError(f"{why} this run; name a client to forget")
+    names = _names(folder, prepared, forget)
     chosen = {
         name: method
         for name, method in find_methods(
             methods, prepared, damping, settings or {}
         ).items()
         # It is the reference of every comparison, so it has its row already.
-        if not isinstance(method, Retrain)
+        if not getattr(method, "is_retraining", False)
     }
     helped = any(needs_help(method) for method in chosen.values())
     with (
@@ -160,7 +152,6 @@ def compare(
         LedgerReader(folder) as ledger,
         _unchanged(ledger),
     ):
-        _check(ledger, names, config.rounds)
         reference, seconds, calls = retrained_model(
             folder, prepared, ledger, names, say, workers
         )
@@ -246,22 +237,53 @@ def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
     return found
 
 
-def active_attackers(folder: Path, prepared: Prepared) -> set[ClientId]:
+def active_attackers(folder: Path, prepared: Prepared) -> tuple[ClientId, ...]:
     """Return the attackers that nobody has forgotten yet."""
     with LedgerReader(folder) as ledger:
         known = ledger.clients()
-    return {
+    return tuple(
         name
         for name in prepared.attack.attackers
         if name not in known or known[name].state == "active"
-    }
+    )
+
+
+def _names(
+    folder: Path, prepared: Prepared, forget: Sequence[ClientId]
+) -> tuple[ClientId, ...]:
+    """Return the clients to forget: the clients named, else the attackers."""
+    wanted = forget or active_attackers(folder, prepared)
+    if not wanted:
+        attacked = prepared.attack.kind != "none"
+        why = "every attacker has gone from" if attacked else "nobody attacks in"
+        raise InvalidInputError(f"{why} this run; name a client to forget")
+    with LedgerReader(folder) as ledger:
+        names = checked_names(ledger, wanted)
+        known = ledger.clients()
+        for name in names:
+            if known[name].state != "active":
+                raise InvalidInputError(
+                    f"client {name!r:.80} was forgotten already, so no model remembers "
+                    "it; compare before forgetting"
+                )
+        _check_trained(ledger, prepared)
+    return names
+
+
+def _check_trained(ledger: LedgerReader, prepared: Prepared) -> None:
+    done, rounds = ledger.num_rounds, prepared.config.rounds
+    if done < rounds:
+        raise InvalidInputError(
+            f"only {done} of {rounds} rounds are trained; finish with `fastfedul train "
+            "--resume` first"
+        )
 
 
 def look_back(folder: Path, say: Say) -> Comparison:
     """Compare the model of a finished run with one retrained without who has gone."""
     prepared = prepare(load_config(folder))
     with LedgerReader(folder) as ledger, _unchanged(ledger):
-        _check(ledger, (), prepared.config.rounds)
+        _check_trained(ledger, prepared)
         known = ledger.clients()
         gone = tuple(sorted(n for n, entry in known.items() if entry.state != "active"))
         questions = questions_of(prepared, gone)
@@ -317,10 +339,15 @@ def find_methods(
         InvalidInputError: If something is no method, or there are settings for a method
             that is not compared.
     """
-    if isinstance(methods, str):
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise InvalidInputError(
-            f"{methods!r:.80} is one method, and a list of them is wanted: "
-            f"[{methods!r:.80}]"
+            f"methods are a list of names or methods, not {methods!r:.80}"
+        )
+    if not isinstance(settings, Mapping) or not all(
+        isinstance(own, Mapping) for own in settings.values()
+    ):
+        raise InvalidInputError(
+            f"settings are a mapping for each method, not {settings!r:.80}"
         )
     names = [m if isinstance(m, str) else require_method(m).name for m in methods]
     unknown = sorted(set(settings) - set(names))
@@ -380,21 +407,6 @@ def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
             groups[update.client in attackers].append(update.keep_probability)
     means = {k: float(np.mean(v)) if v else None for k, v in groups.items()}
     return Keeping(budget, means[True], means[False])
-
-
-def _check(ledger: LedgerReader, names: Sequence[ClientId], rounds: int) -> None:
-    require_known(ledger, names)
-    for name in names:
-        if ledger.clients()[name].state != "active":
-            raise InvalidInputError(
-                f"client {name!r:.80} was forgotten already, so there is no model that "
-                "remembers it; compare before forgetting"
-            )
-    if ledger.num_rounds < rounds:
-        raise InvalidInputError(
-            f"only {ledger.num_rounds} of {rounds} rounds are trained; "
-            "finish with `fastfedul train --resume` first"
-        )
 
 
 def _row(

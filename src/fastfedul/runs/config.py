@@ -25,10 +25,9 @@ from fastfedul.federation.trainer import AUTO, LocalTraining
 from fastfedul.files import write_whole
 from fastfedul.forgetting.folder import RUN_CONFIG as CONFIG
 from fastfedul.ledger.keeping import Keep
-from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
-from fastfedul.methods.protocol import Method
-from fastfedul.methods.registry import find_method
+from fastfedul.methods.fast_fedul.skews import Kronecker
+from fastfedul.methods.protocol import Method, method_settings
+from fastfedul.methods.registry import DEFAULT_METHOD, find_method
 from fastfedul.records import ClientId, KeepUse, StorageDtype
 from fastfedul.runs import help_texts
 from fastfedul.runs.options import (
@@ -195,7 +194,7 @@ class AttackOptions(Options):
 
     @model_validator(mode="after")
     def _check_used(self) -> Self:
-        """Raise if something is said about an attack that there is not."""
+        """Raise if an option describes an attack and no attack is chosen."""
         for option, place in option_fields(type(self)).items():
             given = getattr(self, place.name) != place.field.default
             if given and self.kind == "none":
@@ -267,7 +266,7 @@ class ForgettingOptions(Options):
         )
     )
     method: Annotated[str, Option(metavar="METHOD", later=True)] = Field(
-        default=FastFedUL.name, description=help_texts.METHOD_OR_OWN
+        default=DEFAULT_METHOD, description=help_texts.METHOD_OR_OWN
     )
     skew: Annotated[
         str | None, Option(metavar="SKEW", unset=help_texts.SKEW_DEFAULT, later=True)
@@ -285,21 +284,12 @@ class ForgettingOptions(Options):
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
-        of_scalar = self.skew in (None, Scalar.name)
-        if self.damping is not None and not of_scalar:
-            raise InvalidInputError(
-                f"--damping belongs to --skew scalar, not to {self.skew!r:.40}; leave "
-                "out one of them"
-            )
         self.make_method()
         return self
 
     def make_method(self) -> Method:
         """Return the method with its settings."""
-        skew = self.skew
-        if skew is None and self.damping is not None and self.method == FastFedUL.name:
-            skew = Scalar.name
-        given = {"skew": skew, "damping": self.damping}
+        given = {"skew": self.skew, "damping": self.damping}
         named = {name: value for name, value in given.items() if value is not None}
         return find_method(self.method, {**named, **self.settings})
 
@@ -374,13 +364,11 @@ class RunConfig(Options):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         self.forgetting.plan(self.rounds)
-        skew = self.forgetting.skew
-        if skew is None and self.forgetting.damping is not None:
-            skew = Scalar.name
+        skew = method_settings(self.forgetting.make_method()).get("skew")
         if self.keep_policy.history == "sums" and skew not in (None, Kronecker.name):
             raise InvalidInputError(
-                f"--skew {skew} needs rounds, and --keep sums keeps none; leave out "
-                "away"
+                f"skew {skew} needs rounds, and --keep sums keeps none; choose another "
+                "--keep, or leave the method and the skew at their defaults"
             )
         if self.data.names is not None:
             self.check_clients(self.data.names)
@@ -391,7 +379,7 @@ class RunConfig(Options):
 
         Raises:
             InvalidInputError: If a round draws more clients than there are, or an
-                option names a client that there is not.
+                option names an unknown client.
         """
         per_round, count = self.schedule.per_round, len(names)
         if per_round is not None and per_round > count:

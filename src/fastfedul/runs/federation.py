@@ -31,7 +31,7 @@ def open_federation(path: Path, method: Method) -> Iterator[Federation | None]:
     if not (path / RUN_CONFIG).is_file():
         raise InvalidInputError(
             f"{method.name} needs the help of clients, and {path} is no run whose "
-            "clients could be asked; use fast-fedul"
+            "clients could be asked; use the default method"
         )
     prepared = prepare(load_config(path))
     with start_workers(prepared) as workers:

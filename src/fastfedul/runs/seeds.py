@@ -6,23 +6,29 @@ stopped goes on where it ended, and one that is finished is used as it is.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.folder import INDEX
-from fastfedul.runs.comparison import Say
+from fastfedul.records import ClientId
 from fastfedul.runs.config import CONFIG, RunConfig
 from fastfedul.runs.options import flag_of
 from fastfedul.runs.training import LEDGER, RoundMetrics, load_config, resume, train
+
+if TYPE_CHECKING:
+    from fastfedul.runs.comparison import Say
 
 _FOLLOWS = ("rounds", "workers")
 """Options in which the run of another seed follows the run that it stands beside."""
 
 
 def find_runs(folder: Path, seeds: Sequence[int]) -> dict[int, Path]:
-    """Return the folder of each seed's run, also of those that are still missing.
+    """Return the folder of each seed's run, also of runs that are still missing.
 
     Args:
         folder: The run; its own seed must be among the seeds.
@@ -33,14 +39,19 @@ def find_runs(folder: Path, seeds: Sequence[int]) -> dict[int, Path]:
             taken by something else.
     """
     config = load_config(folder)
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+        raise InvalidInputError(f"seeds are a list of numbers, not {seeds!r:.60}")
+    wrong = [s for s in seeds if type(s) is not int or s < 0]
+    if wrong:
+        raise InvalidInputError(
+            f"a seed is a whole number, 0 or more, not {wrong[0]!r:.40}"
+        )
     if config.seed not in seeds:
         wanted = ",".join(map(str, (config.seed, *dict.fromkeys(seeds))))
         raise InvalidInputError(
             f"{folder} has seed {config.seed}, which must be among the seeds; choose "
             f"{wanted}"
         )
-    if any(seed < 0 for seed in seeds):
-        raise InvalidInputError(f"a seed is {min(seeds)}; choose 0 or more")
     found = {
         seed: folder if seed == config.seed else _place(folder, config.seed, seed)
         for seed in dict.fromkeys(seeds)
@@ -76,11 +87,46 @@ def finish_run(folder: Path, place: Path, seed: int, say: Say) -> None:
         train(config.with_options(seed=seed), place, progress)
 
 
+def seed_runs_with(folder: Path, clients: Iterable[ClientId]) -> dict[Path, list[str]]:
+    """Return the runs of other seeds beside a run that still hold some clients.
+
+    Args:
+        folder: The run.
+        clients: Clients that were forgotten from the run.
+
+    Returns:
+        The names of the clients that are not erased there, by folder.
+    """
+    folder = folder.absolute()
+    name = _family(folder.name, load_config(folder).seed)
+    beside = sorted(folder.parent.glob(f"{glob.escape(name)}-seed-*"))
+    found = {}
+    for place in (folder.parent / name, *beside):
+        if place == folder or not (place / LEDGER / INDEX).is_file():
+            continue
+        held = list(clients)
+        # A ledger that cannot be read counts as one that holds them.
+        with suppress(FastFedULError), LedgerReader(place) as ledger:
+            known = ledger.clients()
+            held = [c for c in held if c in known and known[c].state != "erased"]
+        if held:
+            found[place] = held
+    return found
+
+
+def _family(name: str, seed: int) -> str:
+    """Return the name that the runs of all seeds begin with.
+
+    >>> _family("run-seed-1", 1), _family("run", 0)
+    ('run', 'run')
+    """
+    return name.removesuffix(f"-seed-{seed}") or name
+
+
 def _place(folder: Path, own: int, seed: int) -> Path:
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     # Beside `run-seed-1` as beside `run`, the run of seed 2 is `run-seed-2`.
-    name = folder.name.removesuffix(f"-seed-{own}") or folder.name
-    return folder.with_name(f"{name}-seed-{seed}")
+    return folder.with_name(f"{_family(folder.name, own)}-seed-{seed}")
 
 
 def _check(folder: Path, place: Path, wanted: RunConfig) -> None:
@@ -103,7 +149,7 @@ def _check(folder: Path, place: Path, wanted: RunConfig) -> None:
 
 
 def _check_forgotten(places: Iterable[Path], config: RunConfig) -> None:
-    """Raise if somebody was forgotten whom the runs of the other seeds still know."""
+    """Raise if the runs of other seeds still know a client that was forgotten."""
     for place in places:
         if not _num_rounds(place):
             continue

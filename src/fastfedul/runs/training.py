@@ -4,7 +4,7 @@ The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, 
 models `initial.safetensors` and, when the last round is done, `model.safetensors`;
 also `certificates/` once a client was forgotten. Any process may file a request to
 forget at any time; the run applies it between two rounds.
-The ledger decides what has happened. When a killed run is resumed, the run brings
+The ledger decides which rounds count. When a killed run is resumed, the run brings
 everything else in line with the ledger.
 """
 
@@ -20,10 +20,8 @@ from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.forgetting.folder import (
-    RUN_MODEL,
-    write_run_model,
-)
+from fastfedul.files import as_path
+from fastfedul.forgetting.folder import RUN_MODEL, write_run_model
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
@@ -33,7 +31,6 @@ from fastfedul.ledger.estimate import FederationSize, estimate
 from fastfedul.ledger.protocol import params_at, vector
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
-from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
     Method,
     coverage_of,
@@ -130,7 +127,13 @@ def train(
     Raises:
         InvalidInputError: If the folder is taken, or an option cannot be used.
     """
-    path = _free_folder() if folder is None else Path(folder)
+    if not isinstance(config, RunConfig | None):
+        raise InvalidInputError(
+            f"a configuration is a RunConfig, not {config!r:.60}; make one, such as "
+            "RunConfig(rounds=5)"
+        )
+    _check_callables(progress=progress, answered=answered)
+    path = _free_folder() if folder is None else as_path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
             f"{path} exists already; add --resume to go on, or choose another folder"
@@ -138,6 +141,12 @@ def train(
     config = config or RunConfig()
     config = config.with_options(data=findable(config.data.source))
     return _run(path, config, None, progress, engine, answered)
+
+
+def _check_callables(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise InvalidInputError(f"{name} is a function, not {value!r:.60}")
 
 
 def _free_folder() -> Path:
@@ -168,7 +177,8 @@ def resume(
         engine: Where clients are trained; it may be another engine than before.
         answered: Called with every request that the run applies or refuses.
     """
-    path = Path(folder)
+    _check_callables(progress=progress, answered=answered)
+    path = as_path(folder)
     config = load_config(path)
     changed = _changed(config, changes or {})
     return _run(path, changed, config, progress, engine, answered)
@@ -243,7 +253,7 @@ def _forgetting_method(config: RunConfig) -> Method:
     if needs_help(method):
         raise InvalidInputError(
             f"--method {config.forgetting.method} cannot forget while a run trains, "
-            "because it needs clients or images; use fast-fedul"
+            "because it needs clients or images; use the default method"
         )
     return method
 
@@ -280,7 +290,7 @@ def _run_until_forgetting(
     """Train and record rounds as long as nobody else is to be forgotten.
 
     A run that is taken up at any round goes on in the same way, so stopping here for a
-    request changes nothing but what the request changes.
+    request changes nothing besides the request's own effect.
     """
     config, start, model = prepared.config, ledger.num_rounds, ledger.final
     planned = config.forget_plan.values()
@@ -432,7 +442,7 @@ def _forget_due(ledger: DiskLedger, config: RunConfig, method: Method) -> bool:
 def forget_as_planned(
     ledger: DiskLedger,
     client: ClientId,
-    method: Method | None = None,
+    method: Method,
     *,
     erase: bool = True,
 ) -> None:
@@ -441,14 +451,13 @@ def forget_as_planned(
     Args:
         ledger: A ledger open for writing.
         client: Client to forget.
-        method: The method with its settings; None for Fast-FedUL.
+        method: The method with its settings.
         erase: Whether to erase the client's updates from the ledger too.
 
     Raises:
         UnlearnRefusedError: If the method refuses, with its reason. If too little of
             the client was kept, the error also says how the run can go on.
     """
-    method = method or FastFedUL()
     try:
         forget(ledger, [client], method, erase=erase, key=_key())
     except UnlearnRefusedError as error:

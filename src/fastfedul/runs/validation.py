@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from fastfedul.data import sources
-from fastfedul.data.dataset import Dataset, to_model_input
+from fastfedul.data.dataset import Dataset, Images, to_model_input
 from fastfedul.data.npz import MOST_CLASSES, read_validation_images
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.evaluate.intervals import Proportion, paired_interval
@@ -23,6 +23,8 @@ from fastfedul.runs.training import load_config
 
 ImageShape = tuple[int, int, int]
 _TORCH = "torch"
+_OTHER_SCALE = 4
+"""Factor between the brightest pixels of two files from which one is off the scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ def open_validation(
         model: The network, as `train --model` takes it; None for the run's network.
 
     Raises:
-        InvalidInputError: If the images do not fit the network, or have labels that it
-            does not know.
+        InvalidInputError: If the images do not fit the network, have labels that it
+            does not know, or have pixels on another scale.
     """
     if model is None and not (path / CONFIG).is_file():
         raise InvalidInputError(
@@ -121,7 +123,22 @@ def open_validation(
             f"{num_classes} classes; number them as in training, from 0 to "
             f"{num_classes - 1}"
         )
+    _check_scale(file, images, _data_of(path))
     return Validation(inputs, labels, trainer.predict)
+
+
+def _check_scale(file: Path, images: Images, data: Dataset | None) -> None:
+    """Raise if the pixels are on another scale than the images of the training.
+
+    Where the data of the run are not on this machine, pixels are taken to reach 255.
+    """
+    top = 255 if data is None else int(data.train_images.max())
+    own = int(images.max())
+    if own * _OTHER_SCALE < top or own > top * _OTHER_SCALE:
+        raise InvalidInputError(
+            f"{file} has pixels up to {own}, and the images of the training have "
+            f"pixels up to {top}; give both one scale"
+        )
 
 
 def _network_of(path: Path) -> str:

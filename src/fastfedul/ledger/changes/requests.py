@@ -71,6 +71,8 @@ def check_reason(reason: str | None) -> None:
     """Raise unless a reason is text that can be stored."""
     if reason is None:
         return
+    if not isinstance(reason, str):
+        raise InvalidInputError(f"a reason is text, not {reason!r:.60}")
     if len(reason) > LONGEST_REASON:
         raise InvalidInputError(
             f"the reason has {len(reason)} characters; at most {LONGEST_REASON} are "
