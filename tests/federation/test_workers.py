@@ -17,6 +17,7 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.data.partition import Partition, split
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.federation.clients import Clients
 from fastfedul.federation.rounds import Schedule, model_after, run_rounds
 from fastfedul.federation.trainer import LocalTraining, TrainingError
 from fastfedul.federation.workers.pool import InProcess, WorkerProcesses, open_workers
@@ -219,8 +220,11 @@ def test_training_that_runs_away_is_named() -> None:
     trainer = trainer_of(lr=1e30)
     with open_workers(trainer, CLIENTS, seed=0, num_workers=1) as workers:
         model = workers.initial(0)
-        with pytest.raises(TrainingError, match="smaller learning rate"):
-            workers.train(model, 0, ["client-1"])
+        clients = Clients(workers, {data.client: data for data in CLIENTS})
+        with pytest.raises(
+            TrainingError, match=r"client-1 ran away in round 7.*smaller"
+        ):
+            clients.train_all(model, 7, ["client-1"])
 
 
 def test_a_name_given_twice_is_refused() -> None:

@@ -125,7 +125,7 @@ class FedEraser:
         index = entries[0].round
         names = [entry.client for entry in entries]
         local = replace(federation.local, epochs=self.ratio * federation.local.epochs)
-        results = federation.clients.train(model, index, names, local)
+        results = federation.clients.train_all(model, index, names, local)
         shares = _shares(entries)
         updates = []
         for entry, share, result in zip(entries, shares, results, strict=True):

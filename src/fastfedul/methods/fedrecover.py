@@ -259,7 +259,7 @@ class _Recovery:
         names: Sequence[ClientId],
     ) -> list[Mapping[str, Array]]:
         """Replace stored updates by answers; return the clients' buffers."""
-        results = self.federation.clients.train(model, index, names)
+        results = self.federation.clients.train_all(model, index, names)
         for name, result in zip(names, results, strict=True):
             factor = np.float32(self.federation.scales.get(name, 1.0))
             exact = result.delta.flat * factor

@@ -380,7 +380,7 @@ def _last_local(
         before = params_at(ledger, last.round).flat
         return before + vector(ledger, VectorRef(last.round, name)), ()
     current = ledger.final
-    (trained,) = federation.clients.train(current, ledger.num_rounds, [name])
+    (trained,) = federation.clients.train_all(current, ledger.num_rounds, [name])
     factor = np.float32(federation.scales.get(name, 1.0))
     return current.params.flat + trained.delta.flat * factor, (
         f"the last update of {name!r:.80} was not kept; it trained once more from the "

@@ -28,17 +28,16 @@ which replies arrive.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Self
 
 from fastfedul.integrations.flower.errors import (
-    IdentityError,
     MissingFlowerError,
     StrategyRefusedError,
-    TooFewUpdatesError,
 )
 
 try:
@@ -51,34 +50,36 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import one_line
+from fastfedul.federation.replies import ReplyLimits, RoundDiscardedError
 from fastfedul.forgetting.certificates import certificates_folder
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.integrations.flower.arrays import Buffers, buffer_rule, disagreement
 from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.integrations.flower.identity import Identify, Identities
+from fastfedul.integrations.flower.replies import (
+    JudgedReplies,
+    Replies,
+    Sent,
+    by_message,
+    judge_evaluation,
+    judge_training,
+    receive,
+)
 from fastfedul.integrations.flower.rounds import (
     RoundSettings,
-    Sent,
     expected_step,
     local_training,
     make_round,
-    sort_replies,
 )
 from fastfedul.integrations.flower.run import Answering, RecordedRun
-from fastfedul.integrations.flower.strategies import aggregation_of
+from fastfedul.integrations.flower.strategies import aggregation_of, is_known
+from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.methods.registry import require_method
 from fastfedul.params import Params, norm
 from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
-
-__all__ = [
-    "IdentityError",
-    "MissingFlowerError",
-    "Recorded",
-    "StrategyRefusedError",
-    "TooFewUpdatesError",
-]
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -100,7 +101,8 @@ class Recorded(Strategy):
     goes on from the cleaned model and without the client.
 
     Beside the ledger lie `LEDGER.nodes.json`, the names and key fingerprints of all
-    clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
+    clients, and `LEDGER.failures.jsonl`: clients that a round left out or capped, with
+    the reasons. Everything that a client sends is checked; docs/flower.md lists how.
 
     Args:
         strategy: The strategy to wrap. Its limits of how many nodes must be there are
@@ -121,9 +123,13 @@ class Recorded(Strategy):
             `momentum`, `batch-size` and `local-epochs` in the train config win. Without
             all four, forgetting takes a usual value and says so.
         min_clients: Usable updates that a round needs.
-        max_repeats: How often a round with too few is tried again before it fails.
+        max_discards: Discarded rounds in a row after which the run ends. A round is
+            discarded and drawn again if it has fewer usable updates than
+            `min_clients`, or if more than half of its clients sent unusable replies.
         max_norm_ratio: An update this many times larger than the round's median is
             left out.
+        max_weight_ratio: A weight this many times the round's median is capped; None
+            for no cap.
         buffers: Names of arrays that are not learned, or a function of name and array;
             None for whole numbers and the statistics of batch normalisation.
         query_timeout: Seconds that a node may take to say who it is.
@@ -148,8 +154,9 @@ class Recorded(Strategy):
         aggregation: str | None = None,
         local: LocalSGD | None = None,
         min_clients: int = 1,
-        max_repeats: int = 3,
+        max_discards: int = 3,
         max_norm_ratio: float = 1000.0,
+        max_weight_ratio: float | None = 100.0,
         buffers: Buffers | None = None,
         query_timeout: float = 120.0,
         seed: int = 0,
@@ -160,22 +167,21 @@ class Recorded(Strategy):
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
-        self._settings = RoundSettings.parse(
+        self._settings = RoundSettings(
             aggregation=aggregation_of(strategy, aggregation),
-            keep=keep,
-            keep_use=keep_use,
+            keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
-            min_clients=min_clients,
-            max_norm_ratio=max_norm_ratio,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
-            seed=seed,
+            limits=ReplyLimits(
+                min_clients=min_clients,
+                max_discards=max_discards,
+                max_norm_ratio=max_norm_ratio,
+                max_weight_ratio=max_weight_ratio,
+            ),
         )
-        if max_repeats < 0:
-            raise InvalidInputError(f"max_repeats is {max_repeats}; choose 0 or more")
         path = Path(ledger).absolute()
         self._strategy = strategy
-        self._max_repeats = max_repeats
         self._local = local
         self._trained: LocalSGD | None = local
         self._limits = {
@@ -193,6 +199,7 @@ class Recorded(Strategy):
         )
         self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
         self._sent: Sent = ()
+        self._evaluated: Sent = ()
         self._before: Model | None = None
         self._any_sent = False
 
@@ -229,7 +236,7 @@ class Recorded(Strategy):
                 run and after every round; rounds count from 1 over all runs.
 
         Raises:
-            TooFewUpdatesError: If a round failed as often as it may.
+            RoundDiscardedError: If `max_discards` rounds in a row were discarded.
         """
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
@@ -292,7 +299,7 @@ class Recorded(Strategy):
         self._before = self._run.require_current(arrays)
         open_to = self._admitted_grid(grid)
         if open_to is None:
-            raise TooFewUpdatesError("no client is left to train with")
+            raise InvalidInputError("no client is left to train with")
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
@@ -308,32 +315,42 @@ class Recorded(Strategy):
         It returns when the round survives power loss.
 
         Raises:
-            TooFewUpdatesError: If too few updates can be used; nothing is recorded.
+            RoundDiscardedError: If too few updates can be used; nothing is recorded.
             StrategyRefusedError: If the strategy's result is not the aggregation that
                 the ledger records; nothing is recorded.
         """
+        return self._aggregate(by_message(replies))
+
+    def _aggregate(
+        self, replies: Replies
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Record the round of these replies; return the next model, and metrics."""
         if self._before is None:
             raise InvalidInputError("aggregate_train comes after configure_train")
         before, self._before = self._before, None
-        number = self._run.num_rounds + 1
-        usable, problems = sort_replies(
-            list(replies),
+        number, own_settings = self._run.num_rounds + 1, self._settings
+        judged = judge_training(
+            replies,
             self._sent,
             self._gone(),
             before,
-            self._settings,
+            own_settings.weight_key,
+            own_settings.limits,
         )
-        self._run.report(problems)
-        if len(usable) < self._settings.min_clients:
-            raise TooFewUpdatesError(
-                f"round {number} brought {len(usable)} usable updates and needs "
-                f"{self._settings.min_clients}; see {self._run.failures}"
+        self._run.report(number, "train", judged)
+        problem = judged.judgement.objection(len(self._sent), own_settings.limits)
+        if problem:
+            raise RoundDiscardedError(
+                f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
         round_ = make_round(
-            self._run.num_rounds, usable, before, self._settings, self._trained
+            self._run.num_rounds,
+            judged.judgement.usable,
+            before,
+            own_settings,
+            self._trained,
         )
-        messages = [own.message for own in usable]
-        result, metrics = self._strategy.aggregate_train(number, messages)
+        result, metrics = self._aggregated_by_strategy(number, judged)
         step = expected_step(round_, self._settings)
         if result is not None and self._settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
@@ -356,27 +373,59 @@ class Recorded(Strategy):
             return []
         number = self._run.num_rounds
         messages = self._strategy.configure_evaluate(number, arrays, config, open_to)
-        return [message for message, _ in self._only_admitted(messages, grid)]
+        self._evaluated = self._only_admitted(messages, grid)
+        return [message for message, _ in self._evaluated]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the wrapped strategy's metrics."""
-        number = self._run.num_rounds
-        return self._strategy.aggregate_evaluate(number, replies)
+        """Return the wrapped strategy's metrics of the usable replies."""
+        return self._evaluate(by_message(replies))
+
+    def _evaluate(self, replies: Replies) -> MetricRecord | None:
+        """Return the wrapped strategy's metrics; None if it fails."""
+        number, own = self._run.num_rounds, self._settings
+        judged = judge_evaluation(
+            replies, self._evaluated, self._gone(), own.weight_key, own.limits
+        )
+        self._run.report(number, "evaluate", judged)
+        try:
+            return self._strategy.aggregate_evaluate(number, list(judged.messages))
+        except Exception as error:
+            # Metrics of clients go into no model, so they end no run.
+            log(ERROR, "round %s has no metrics: %s", number, one_line(error))
+            return None
+
+    def _aggregated_by_strategy(
+        self, number: int, judged: JudgedReplies
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the strategy's own model and metrics, to compare and to report."""
+        try:
+            return self._strategy.aggregate_train(number, list(judged.messages))
+        except Exception as error:
+            if not is_known(self._strategy):
+                raise
+            # Flower's own aggregation takes checked replies; the caller's function of
+            # the metrics failed.
+            log(ERROR, "round %s has no metrics: %s", number, one_line(error))
+            return None, None
 
     def _train_round(
         self, number: int, config: ConfigRecord, grid: Grid, timeout: float
     ) -> MetricRecord | None:
-        for attempt in range(self._max_repeats + 1):
+        most = self._settings.limits.max_discards
+        for discarded in itertools.count(1):
             messages = self.configure_train(number, self._run.arrays, config, grid)
-            replies = grid.send_and_receive(messages, timeout=timeout)
+            replies = receive(grid, list(messages), timeout)
             try:
-                _, metrics = self.aggregate_train(number, replies)
-            except TooFewUpdatesError as error:
-                if attempt == self._max_repeats:
-                    raise
-                log(WARNING, "%s; trying again", error)
+                _, metrics = self._aggregate(replies)
+            except RoundDiscardedError as error:
+                if discarded == most:
+                    raise RoundDiscardedError(
+                        f"{error}; the run ends because this was discarded round "
+                        f"{most} in a row"
+                    ) from None
+                log(WARNING, "%s; drawing it again", error)
             else:
                 return metrics
         raise AssertionError("unreachable")
@@ -388,8 +437,7 @@ class Recorded(Strategy):
         messages = list(self.configure_evaluate(number, arrays, config, grid))
         if not messages:
             return None
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        return self.aggregate_evaluate(number, replies)
+        return self._evaluate(receive(grid, messages, timeout))
 
     def _gone(self) -> frozenset[ClientId]:
         entries = self._run.ledger.clients().items()
