@@ -315,15 +315,22 @@ def main(grid: Grid, context: Context) -> None:
         run(grid, folder, "killed", num_rounds=int(what))
 
 
-if __name__ == "__main__":
-    # By its name: what is in `__main__` cannot be found by Ray's processes.
-    named = import_module("flower_app")
+def simulate(module: str, num_nodes: int) -> None:
+    """Run the apps of a module in a simulation.
+
+    By its name: what is in `__main__` cannot be found by Ray's processes.
+    """
+    named = import_module(module)
     run_simulation(
         named.server_app,
         named.client_app,
-        num_supernodes=NUM_CLIENTS,
+        num_supernodes=num_nodes,
         backend_config={
             "client_resources": {"num_cpus": 1},
             "init_args": {"num_cpus": 2, "address": "local"},
         },
     )
+
+
+if __name__ == "__main__":
+    simulate("flower_app", NUM_CLIENTS)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
 from safetensors.numpy import save_file
 
 from fastfedul.errors import FastFedULError
 from fastfedul.integrations.flower import Recorded
 from fastfedul.integrations.flower.client import ACTION, PARTITION, WHO, answer
-from tests.integrations.flower_app import locally_trained
+from tests.integrations.flower_app import locally_trained, simulate
 from tests.integrations.hostile_replies import (
     Hostile,
     evaluate_replies,
@@ -169,14 +167,4 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    # By its name: what is in `__main__` cannot be found by Ray's processes.
-    named = import_module("tests.integrations.hostile_app")
-    run_simulation(
-        named.server_app,
-        named.client_app,
-        num_supernodes=NUM_NODES,
-        backend_config={
-            "client_resources": {"num_cpus": 1},
-            "init_args": {"num_cpus": 2, "address": "local"},
-        },
-    )
+    simulate("tests.integrations.hostile_app", NUM_NODES)

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from fastfedul import Model, Params
 from fastfedul.federation.replies import (
     CheckedReply,
-    ReplyLimits,
     UnusableReplyError,
 )
 from fastfedul.integrations.flower.arrays import decoded
@@ -75,9 +74,7 @@ def judged(
     replies: list[Message], sent: Sent, gone: Set[str] = frozenset()
 ) -> tuple[tuple[CheckedReply, ...], list[tuple[str, str]]]:
     """Return usable replies, and clients that are left out with the reasons."""
-    found = judge_training(
-        by_message(replies), sent, gone, BEFORE, "num-examples", ReplyLimits()
-    )
+    found = judge_training(by_message(replies), sent, gone, BEFORE, SETTINGS)
     left_out = (*found.absent, *found.judgement.quarantined)
     return found.judgement.usable, [(one.client, one.reason) for one in left_out]
 
@@ -220,9 +217,7 @@ def test_half_precision_is_widened_before_the_strategy_sees_it() -> None:
     replies = [replied(message, [2, 2, 2]) for message, _ in sent]
     half = ArrayRecord({"w": Array(np.array([2, 2, 2], np.float16))})
     replies[0].content["arrays"] = half
-    found = judge_training(
-        by_message(replies), sent, set(), BEFORE, "num-examples", ReplyLimits()
-    )
+    found = judge_training(by_message(replies), sent, set(), BEFORE, SETTINGS)
     assert len(found.messages) == 3
     arrays, _ = FedAvg().aggregate_train(1, list(found.messages))
     assert arrays is not None
@@ -235,12 +230,8 @@ def test_the_strategy_gets_the_capped_weight_in_training_and_evaluation() -> Non
     replies = [replied(sent[0][0], [1, 1, 1], 10**9)]
     replies += [replied(message, [2, 2, 2], 10) for message, _ in sent[1:]]
     for found in (
-        judge_training(
-            by_message(replies), sent, set(), BEFORE, "num-examples", ReplyLimits()
-        ),
-        judge_evaluation(
-            by_message(replies), sent, set(), "num-examples", ReplyLimits()
-        ),
+        judge_training(by_message(replies), sent, set(), BEFORE, SETTINGS),
+        judge_evaluation(by_message(replies), sent, set(), SETTINGS),
     ):
         assert found.judgement.capped == {"a": 1e9}
         records = [
@@ -253,9 +244,7 @@ def test_records_that_a_strategy_did_not_ask_for_do_not_reach_it() -> None:
     sent = asked("a")
     reply = replied(sent[0][0], [2, 2, 2])
     reply.content["who"] = ConfigRecord({"client-name": "another"})
-    found = judge_training(
-        by_message([reply]), sent, set(), BEFORE, "num-examples", ReplyLimits()
-    )
+    found = judge_training(by_message([reply]), sent, set(), BEFORE, SETTINGS)
     [message] = found.messages
     assert set(message.content) == {"arrays", "metrics"}
     assert found.judgement.usable[0].client == "a"
@@ -306,7 +295,7 @@ def test_a_reply_answers_the_message_for_which_it_was_pulled() -> None:
     stolen = replied(sent[0][0], [9, 9, 9])
     grid = Replying(None, stolen)
     replies = receive(grid, [message for message, _ in sent], timeout=0.1)
-    found = judge_training(replies, sent, set(), BEFORE, "num-examples", ReplyLimits())
+    found = judge_training(replies, sent, set(), BEFORE, SETTINGS)
     assert [own.client for own in found.judgement.usable] == ["b"]
     assert [one.client for one in found.absent] == ["a"]
 

@@ -8,13 +8,8 @@ from dataclasses import dataclass, field
 from fastfedul.data.dataset import ClientData
 from fastfedul.errors import InvalidInputError, name_some
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import Schedule, judge_results
-from fastfedul.federation.trainer import (
-    Inputs,
-    LocalTraining,
-    Trainer,
-    TrainingError,
-)
+from fastfedul.federation.rounds import Schedule
+from fastfedul.federation.trainer import Inputs, LocalTraining, Trainer
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.records import ClientId, Model, Round
 
@@ -55,26 +50,6 @@ class Clients:
         """
         self.calls += len(names)
         return self.workers.train(model, index, names, local)
-
-    def train_all(
-        self,
-        model: Model,
-        index: int,
-        names: Sequence[ClientId],
-        local: LocalTraining | None = None,
-    ) -> Sequence[LocalResult]:
-        """Return the results of `train`, all of them usable.
-
-        Raises:
-            TrainingError: If the server cannot use the result of a client.
-        """
-        results = self.train(model, index, names, local)
-        for one in judge_results(names, results, model).quarantined:
-            raise TrainingError(
-                f"the training of {one.client} ran away in round {index}: "
-                f"{one.reason}; use a smaller learning rate"
-            )
-        return results
 
     def at(self, name: ClientId) -> ClientData:
         """Return a client's examples for work that is done at that client: one call.

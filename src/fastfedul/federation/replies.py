@@ -301,7 +301,7 @@ def judge(
     rest = [reply for reply in ordered if reply.client not in unusual]
     forms = Counter(reply.form for reply in rest).most_common(1)
     unusual |= {
-        reply.client: "its records or metrics have other names than those of the others"
+        reply.client: "its records or metrics have other names than most replies"
         for reply in rest
         if reply.form != forms[0][0]
     }

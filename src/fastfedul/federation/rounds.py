@@ -27,6 +27,7 @@ from fastfedul.federation.replies import (
     check_update,
     judge,
 )
+from fastfedul.federation.trainer import TrainingError
 from fastfedul.params import Array, Params, weighted_sum
 from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
 from fastfedul.rng import name_key, stream
@@ -175,6 +176,25 @@ def judge_results(
     return judge(replies, quarantined, _LIMITS)
 
 
+def require_usable(
+    names: Sequence[ClientId],
+    results: Sequence[LocalResult],
+    before: Model,
+    index: int,
+) -> Sequence[LocalResult]:
+    """Return clients' results of a round, for a caller that needs all of them.
+
+    Raises:
+        TrainingError: If the server cannot use the result of a client.
+    """
+    for one in judge_results(names, results, before).quarantined:
+        raise TrainingError(
+            f"the training of {one.client} ran away in round {index}: {one.reason}; "
+            "use a smaller learning rate"
+        )
+    return results
+
+
 def _judged(
     work: LocalWork,
     clients: Sequence[ClientId],
@@ -192,13 +212,14 @@ def _judged(
             # The same clients would train to the same results.
             continue
         tried.add(names)
+        if problem:
+            _log.warning("round %s is discarded and drawn again: %s", index, problem)
         judged = judge_results(names, work(model, index, names), model)
-        for one in judged.quarantined:
-            _log.warning("round %s without %r: %s", index, one.client, one.reason)
         problem = judged.objection(len(names), _LIMITS)
         if not problem:
+            for one in judged.quarantined:
+                _log.warning("round %s without %r: %s", index, one.client, one.reason)
             return judged
-        _log.warning("round %s is discarded: %s", index, problem)
     raise RoundDiscardedError(
         f"round {index} was discarded in {_LIMITS.max_discards} draws: {problem}; use "
         "a smaller learning rate, or leave these clients out"

@@ -1,9 +1,9 @@
-"""The process in which Flower's simulation runs; started by `flower_engine`.
+"""The process in which Flower's simulation runs; `engine.py` starts it.
 
 python -m fastfedul.integrations.flower.engine_process DESCRIPTOR
 
-Orders come over the socket of that descriptor. Standard input says nothing; when it
-ends, so does the process, whatever it is at.
+Orders come over the socket of that descriptor. The process ends when its standard input
+ends, which carries nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Names of clients for Flower's nodes.
 
 A node id is no identity: it changes with every simulation and, without keys, with every
-start of a SuperNode. The ledger records the operator's name of the node, and beside
-the ledger a fingerprint of its key, so that nobody else can take a name over.
+start of a SuperNode. The ledger records the operator's name of the node. A file beside
+the ledger has the fingerprint of its key, so that no other node can take the name over.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Found:
     Attributes:
         client: Name of its client; None if unknown.
         fingerprint: Fingerprint of its key; None where nodes have no keys.
-        problem: Why it could not be told.
-        silent: Whether it just did not answer, as a node does that is about to go.
+        problem: Why the client is unknown.
+        silent: Whether the node did not answer at all, as a node that is about to go.
     """
 
     client: ClientId | None = None
@@ -73,7 +73,7 @@ class Identities:
         identify: `auto`: in a simulation the partition, else the registered name;
             `registered`, `partition` or `claimed`; or a function of Flower's facts
             of the node.
-        timeout: How many seconds a node may take to say who it is.
+        timeout: How many seconds a node may take to tell its name.
     """
 
     def __init__(self, path: Path, identify: Identify, timeout: float) -> None:
@@ -91,7 +91,7 @@ class Identities:
 
     @property
     def clients(self) -> Sequence[ClientId]:
-        """Everybody who was ever seen, also in earlier runs."""
+        """All clients that were ever seen, also in earlier runs."""
         return tuple(self._known())
 
     def identified(self, grid: Grid, *, strict: bool) -> Mapping[int, ClientId]:
@@ -99,9 +99,9 @@ class Identities:
 
         Args:
             grid: Where the nodes are.
-            strict: Whether it is an error if no node at all can be admitted, which is
-                the operator's mistake. A single such node is left out with a line in
-                the log, or one client could keep a run from starting.
+            strict: Whether it is an error, namely the operator's, if no node at all
+                can be admitted. A single node is left out with a line in the log, or
+                one client could keep a run from starting.
 
         Raises:
             IdentityError: If no node can be admitted, and not all of them are silent.

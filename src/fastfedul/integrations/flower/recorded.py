@@ -105,14 +105,15 @@ class Recorded(Strategy):
     the reasons. Everything that a client sends is checked; docs/flower.md lists how.
 
     Args:
-        strategy: The strategy to wrap. Its limits of how many nodes must be there are
-            lowered when clients are forgotten, or it would wait for them for ever.
+        strategy: The strategy to wrap. When clients are forgotten, `Recorded` lowers
+            the numbers of nodes that it waits for, or it would wait for ever.
         ledger: Folder of the ledger; created if there is none.
         identify: How nodes become clients. `auto`: in a simulation `client-N` by
             partition, else the name of `flwr supernode register --name`. `claimed`:
-            what the client says, if you trust it. Or a function of Flower's NodeInfo.
-        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
-            one vector per client, a few differences of two, and no rounds.
+            the name that the client claims, if you trust it. Or a function of
+            Flower's NodeInfo.
+        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`. With `sums`
+            the ledger keeps a vector per client and a few differences of two clients.
         keep_use: `store`: all updates count. `aggregate`: only kept updates count.
         dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
             `int8`.
@@ -132,13 +133,14 @@ class Recorded(Strategy):
             for no cap.
         buffers: Names of arrays that are not learned, or a function of name and array;
             None for whole numbers and the statistics of batch normalisation.
-        query_timeout: Seconds that a node may take to say who it is.
+        query_timeout: Seconds that a node may take to tell its name.
         seed: Seed of the draws of `keep`.
         method: The method that forgets, with its settings; None for Fast-FedUL. It
             must need nothing but the ledger.
         erase: Also erase the updates of forgotten clients from the ledger.
         certificates: Folder for the certificates; None for the ledger's usual one.
-        key: Signs them; None for the key of the usual place, if there is one.
+        key: Key that signs the certificates; None for the key of the usual place, if
+            there is one.
     """
 
     def __init__(
@@ -223,12 +225,14 @@ class Recorded(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Train until so many rounds are recorded, rounds of earlier runs included.
+        """Return the model and metrics after training to a number of rounds.
 
         Args:
-            grid: Flower's.
-            initial_arrays: The model to start from; an existing ledger's own wins.
-            num_rounds: How many rounds the ledger has in the end.
+            grid: Flower's connection to the nodes.
+            initial_arrays: The model to start from; the model of an existing ledger
+                takes its place.
+            num_rounds: How many rounds the ledger has in the end, with the rounds of
+                earlier runs.
             timeout: Seconds to wait for the replies of a round.
             train_config: Sent to clients that train.
             evaluate_config: Sent to clients that evaluate.
@@ -328,36 +332,24 @@ class Recorded(Strategy):
         if self._before is None:
             raise InvalidInputError("aggregate_train comes after configure_train")
         before, self._before = self._before, None
-        number, own_settings = self._run.num_rounds + 1, self._settings
-        judged = judge_training(
-            replies,
-            self._sent,
-            self._gone(),
-            before,
-            own_settings.weight_key,
-            own_settings.limits,
-        )
+        index, settings = self._run.num_rounds, self._settings
+        number = index + 1
+        judged = judge_training(replies, self._sent, self._gone(), before, settings)
         self._run.report(number, "train", judged)
-        problem = judged.judgement.objection(len(self._sent), own_settings.limits)
-        if problem:
+        usable = judged.judgement.usable
+        if problem := judged.judgement.objection(len(self._sent), settings.limits):
             raise RoundDiscardedError(
                 f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
-        round_ = make_round(
-            self._run.num_rounds,
-            judged.judgement.usable,
-            before,
-            own_settings,
-            self._trained,
-        )
+        round_ = make_round(index, usable, before, settings, self._trained)
         result, metrics = self._aggregated_by_strategy(number, judged)
-        step = expected_step(round_, self._settings)
-        if result is not None and self._settings.keep.use == "store":
+        step = expected_step(round_, settings)
+        if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
             if gap := disagreement(result, own, norm(step)):
                 raise StrategyRefusedError(
                     f"{type(self._strategy).__name__} does not compute the "
-                    f"{self._settings.aggregation} of the updates: {gap}"
+                    f"{settings.aggregation} of the updates: {gap}"
                 )
         self._run.append(round_)
         self._run.answer_waiting()
@@ -384,10 +376,8 @@ class Recorded(Strategy):
 
     def _evaluate(self, replies: Replies) -> MetricRecord | None:
         """Return the wrapped strategy's metrics; None if it fails."""
-        number, own = self._run.num_rounds, self._settings
-        judged = judge_evaluation(
-            replies, self._evaluated, self._gone(), own.weight_key, own.limits
-        )
+        number, gone = self._run.num_rounds, self._gone()
+        judged = judge_evaluation(replies, self._evaluated, gone, self._settings)
         self._run.report(number, "evaluate", judged)
         try:
             return self._strategy.aggregate_evaluate(number, list(judged.messages))
@@ -444,7 +434,7 @@ class Recorded(Strategy):
         return frozenset(name for name, entry in entries if entry.state != "active")
 
     def _admitted_grid(self, grid: Grid) -> AdmittedGrid | None:
-        """Return the grid for the strategy; None if everybody was forgotten."""
+        """Return the grid for the strategy; None if all clients were forgotten."""
         gone = self._gone()
         self._admitted(grid, gone)
         left = [c for c in self._identities.clients if c not in gone]
@@ -498,7 +488,7 @@ def _usable(method: Method | None) -> Method:
     """Return the method that forgets.
 
     Raises:
-        InvalidInputError: If it needs clients or images, which nobody can give here.
+        InvalidInputError: If it needs clients or images, which are not here.
     """
     found = require_method(method or FastFedUL())
     if needs_help(found):

@@ -23,8 +23,8 @@ from fastfedul.federation.local import one_line
 from fastfedul.federation.replies import (
     CheckedReply,
     Judgement,
+    Metrics,
     Quarantined,
-    ReplyLimits,
     UnusableReplyError,
     check_arrays,
     check_metrics,
@@ -34,6 +34,7 @@ from fastfedul.federation.replies import (
     one_line_reason,
 )
 from fastfedul.integrations.flower.arrays import decoded
+from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.params import Array
 from fastfedul.records import ClientId, Model
 
@@ -117,8 +118,7 @@ def judge_training(
     sent: Sent,
     gone: Set[ClientId],
     before: Model,
-    weight_key: str,
-    limits: ReplyLimits,
+    settings: RoundSettings,
 ) -> JudgedReplies:
     """Return the replies of a round of training after all checks.
 
@@ -127,8 +127,7 @@ def judge_training(
         sent: The messages of the round.
         gone: Clients that were forgotten meanwhile.
         before: The model that the clients started from.
-        weight_key: The metric that is a client's weight.
-        limits: The limits of a round.
+        settings: How rounds are made.
     """
     arrays: dict[ClientId, dict[str, FlowerArray]] = {}
     dtypes = {slot.name: np.dtype(slot.dtype) for slot in before.params.layout.slots}
@@ -144,7 +143,7 @@ def judge_training(
             else FlowerArray(own.astype(dtypes[key]))
             for key, own in plain.items()
         }
-        own_metrics, weight, metrics = _weighted_metrics(content, weight_key)
+        own_metrics, weight, metrics = _weighted_metrics(content, settings.weight_key)
         return CheckedReply(
             client=client,
             weight=weight,
@@ -154,24 +153,20 @@ def judge_training(
             form=(name, own_metrics, form_of(metrics)),
         )
 
-    return _judged(replies, sent, gone, read, arrays, weight_key, limits)
+    return _judged(replies, sent, gone, read, arrays, settings)
 
 
 def judge_evaluation(
-    replies: Replies,
-    sent: Sent,
-    gone: Set[ClientId],
-    weight_key: str,
-    limits: ReplyLimits,
+    replies: Replies, sent: Sent, gone: Set[ClientId], settings: RoundSettings
 ) -> JudgedReplies:
     """Return the replies of an evaluation after all checks."""
 
     def read(client: ClientId, content: RecordDict) -> CheckedReply:
-        name, weight, metrics = _weighted_metrics(content, weight_key)
+        name, weight, metrics = _weighted_metrics(content, settings.weight_key)
         form = (name, form_of(metrics))
         return CheckedReply(client=client, weight=weight, metrics=metrics, form=form)
 
-    return _judged(replies, sent, gone, read, {}, weight_key, limits)
+    return _judged(replies, sent, gone, read, {}, settings)
 
 
 def _judged(
@@ -180,8 +175,7 @@ def _judged(
     gone: Set[ClientId],
     read: Callable[[ClientId, RecordDict], CheckedReply],
     arrays: Mapping[ClientId, dict[str, FlowerArray]],
-    weight_key: str,
-    limits: ReplyLimits,
+    settings: RoundSettings,
 ) -> JudgedReplies:
     """Return replies after all checks: each by itself, then all together."""
     checked: list[CheckedReply] = []
@@ -204,10 +198,10 @@ def _judged(
             except Exception as error:
                 # Records of a hostile client may raise anything when they are read.
                 bad.append(Quarantined(client, one_line(error)))
-    judgement = judge(checked, bad, limits)
+    judgement = judge(checked, bad, settings.limits)
     asked = {client: message for message, client in sent}
     messages = tuple(
-        _remade(own, asked[own.client], arrays.get(own.client), weight_key)
+        _remade(own, asked[own.client], arrays.get(own.client), settings.weight_key)
         for own in judgement.usable
     )
     return JudgedReplies(judgement, tuple(absent), messages)
@@ -249,7 +243,7 @@ def _plain(name: str, array: FlowerArray) -> Array:
 
 def _weighted_metrics(
     content: RecordDict, weight_key: str
-) -> tuple[str, float, Mapping[str, int | float | list[int] | list[float]]]:
+) -> tuple[str, float, Metrics]:
     """Return the name of the record of metrics, the weight, and the metrics."""
     name, record = _only("MetricRecord", content.metric_records)
     weight = check_weight(weight_key, record.get(weight_key))

@@ -33,7 +33,7 @@ class Answering:
         method: The method that forgets, with its settings.
         erase: Whether the clients' updates are erased from the ledger too.
         certificates: Folder for the certificates.
-        key: Signs them, if there is one.
+        key: Key that signs the certificates, if there is one.
     """
 
     method: Method
@@ -208,20 +208,9 @@ class RecordedRun:
             notes.append((client, "capped", reason))
         if not notes:
             return
-        lines = [
-            json.dumps(
-                {
-                    "time": now(),
-                    "round": number,
-                    "task": task,
-                    "client": client,
-                    "outcome": outcome,
-                    "reason": reason,
-                }
-            )
-            + "\n"
-            for client, outcome, reason in notes
-        ]
+        keys = ("time", "round", "task", "client", "outcome", "reason")
+        rows = [dict(zip(keys, (now(), number, task, *n), strict=True)) for n in notes]
+        lines = [json.dumps(row) + "\n" for row in rows]
         try:
             with self.failures.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))
