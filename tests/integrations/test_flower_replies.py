@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,12 +26,13 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfedul import Model, Params
+from fastfedul import LedgerReader, Model, Params
 from fastfedul.federation.replies import (
     CheckedReply,
     UnusableReplyError,
 )
-from fastfedul.integrations.flower.arrays import decoded
+from fastfedul.integrations.flower import Recorded
+from fastfedul.integrations.flower.arrays import decoded, to_record
 from fastfedul.integrations.flower.replies import (
     Sent,
     by_message,
@@ -305,3 +307,52 @@ def test_a_superlink_in_trouble_is_no_fault_of_a_client() -> None:
     grid = Replying(httpx.ConnectError("gone"))
     with pytest.raises(httpx.ConnectError):
         receive(grid, [message for message, _ in sent], timeout=1)
+
+
+def failing(*_: Any) -> MetricRecord:
+    raise ZeroDivisionError("a loss of zero")
+
+
+class Own(FedAvg):
+    """A strategy with an aggregation of its own."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        return super().aggregate_train(server_round, replies)
+
+
+def one_round(
+    strategy: FedAvg, path: Path
+) -> tuple[MetricRecord | None, MetricRecord | None]:
+    """Return the metrics of training and evaluation of a round with two nodes."""
+    grid = Nodes(node(11, "hospital-1", b"one"), node(12, "hospital-2", b"two"))
+    arrays = to_record(BEFORE, ("w",))
+    with Recorded(strategy, path, aggregation="mean") as recorded:
+        found = []
+        for hook in (recorded.configure_train, recorded.configure_evaluate):
+            messages = list(hook(1, arrays, ConfigRecord(), grid))
+            list(grid.push_messages(messages))
+            found.append([replied(message, [2, 2, 2]) for message in messages])
+            if len(found) == 1:
+                after, trained = recorded.aggregate_train(1, found[0])
+                assert after is not None
+                arrays = after
+        return trained, recorded.aggregate_evaluate(1, found[1])
+
+
+def test_a_function_of_metrics_that_fails_costs_the_metrics_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = FedAvg(train_metrics_aggr_fn=failing, evaluate_metrics_aggr_fn=failing)
+    with caplog.at_level("ERROR", logger="flwr"):
+        assert one_round(strategy, tmp_path / "ledger") == (None, None)
+    assert caplog.text.count("has no metrics: ZeroDivisionError: a loss of zero") == 2
+    with LedgerReader(tmp_path / "ledger") as ledger:
+        assert ledger.num_rounds == 1
+        np.testing.assert_array_equal(ledger.final.params.flat, [2, 2, 2])
+
+
+def test_an_aggregation_of_ones_own_that_fails_records_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        one_round(Own(train_metrics_aggr_fn=failing), tmp_path / "ledger")
+    with LedgerReader(tmp_path / "ledger") as ledger:
+        assert ledger.num_rounds == 0
