@@ -282,6 +282,13 @@ def test_a_model_that_ends_the_program_gets_one_line(
 
 
 @pytest.mark.slow
+def test_training_that_runs_away_ends_with_one_line(tmp_path: Path) -> None:
+    arguments = ("train", tmp_path / "run", *QUICK, "--rounds", 2, "--lr", 1e25)
+    line = one_line(run(*arguments, code=1))
+    assert "the replies of 3 of 3 clients cannot be used, more than half" in line
+    assert "use a smaller learning rate" in line
+
+
 def test_a_client_that_was_never_drawn_is_not_taken_for_another(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("train", folder, *QUICK, "--rounds", 1, "--per-round", 1)

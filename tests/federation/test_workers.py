@@ -17,7 +17,12 @@ from fastfedul.data.dataset import ClientData
 from fastfedul.data.partition import Partition, split
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.federation.rounds import Schedule, model_after, run_rounds
+from fastfedul.federation.rounds import (
+    Schedule,
+    model_after,
+    require_usable,
+    run_rounds,
+)
 from fastfedul.federation.trainer import LocalTraining, TrainingError
 from fastfedul.federation.workers.pool import InProcess, WorkerProcesses, open_workers
 from fastfedul.federation.workers.shared_arrays import ArrayShape, arrays_in, create
@@ -219,8 +224,11 @@ def test_training_that_runs_away_is_named() -> None:
     trainer = trainer_of(lr=1e30)
     with open_workers(trainer, CLIENTS, seed=0, num_workers=1) as workers:
         model = workers.initial(0)
-        with pytest.raises(TrainingError, match="smaller learning rate"):
-            workers.train(model, 0, ["client-1"])
+        results = workers.train(model, 7, ["client-1"])
+        with pytest.raises(
+            TrainingError, match=r"client-1 ran away in round 7.*smaller"
+        ):
+            require_usable(["client-1"], results, model, 7)
 
 
 def test_a_name_given_twice_is_refused() -> None:

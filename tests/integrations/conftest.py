@@ -17,9 +17,20 @@ from fastfedul.integrations.flower.engine import QUIET
 
 MISSING = find_spec("flwr") is None or find_spec("ray") is None
 APP = Path(__file__).with_name("flower_app.py")
+HOSTILE_APP = Path(__file__).with_name("hostile_app.py")
+ROOT = Path(__file__).parents[2]
 
 collect_ignore = (
-    ["flower_app.py", "test_flower_identity.py", "test_flower_rounds.py"]
+    [
+        "flower_app.py",
+        "hostile_app.py",
+        "hostile_replies.py",
+        "test_flower_hostile.py",
+        "test_flower_identity.py",
+        "test_flower_recorded.py",
+        "test_flower_replies.py",
+        "test_flower_rounds.py",
+    ]
     if MISSING and os.environ.get("CI") != "true"
     else []
 )
@@ -27,25 +38,32 @@ collect_ignore = (
 
 @dataclass(frozen=True)
 class Simulations:
-    """Starts simulations of `flower_app.py`."""
+    """Starts simulations of `flower_app.py`, or of another program beside it."""
 
     folder: Path
 
-    def start(self, folder: Path, what: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, folder: Path, what: str, app: Path = APP
+    ) -> subprocess.Popen[bytes]:
         """Start one, in a session of its own so that all of it can be killed."""
         folder.mkdir(exist_ok=True)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, str(APP), str(folder), what],
-                env={**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr")},
+                [sys.executable, str(app), str(folder), what],
+                env={
+                    **os.environ,
+                    **QUIET,
+                    "FLWR_HOME": str(self.folder / "flwr"),
+                    "PYTHONPATH": str(ROOT),
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def finish(self, folder: Path, what: str) -> None:
+    def finish(self, folder: Path, what: str, app: Path = APP) -> None:
         """Run one to its end."""
-        process = self.start(folder, what)
+        process = self.start(folder, what, app)
         code = process.wait(250)
         assert code == 0, (folder / "log.txt").read_text()[-3000:]
 
@@ -69,7 +87,7 @@ def simulations(tmp_path_factory: pytest.TempPathFactory) -> Simulations:
 
 @dataclass(frozen=True)
 class Scenarios:
-    """What came of the scenarios of `flower_app.py`."""
+    """Outcomes of the scenarios of a program."""
 
     folder: Path
     found: dict[str, Any]
@@ -87,6 +105,16 @@ class Scenarios:
 
 @pytest.fixture(scope="session")
 def scenarios(simulations: Simulations) -> Scenarios:
-    folder = simulations.folder / "scenarios"
-    simulations.finish(folder, "scenarios")
+    return scenarios_of(simulations, APP)
+
+
+@pytest.fixture(scope="session")
+def hostile_scenarios(simulations: Simulations) -> Scenarios:
+    return scenarios_of(simulations, HOSTILE_APP)
+
+
+def scenarios_of(simulations: Simulations, app: Path) -> Scenarios:
+    """Return the outcomes of all scenarios of a program."""
+    folder = simulations.folder / app.stem
+    simulations.finish(folder, "scenarios", app)
     return Scenarios(folder, json.loads((folder / "found.json").read_text()))

@@ -161,13 +161,10 @@ def project_trained(arrays: Arrays, number: int, index: int) -> tuple[Arrays, in
 
 
 class Backwards(AdmittedGrid):
-    """A grid whose replies arrive in the opposite order."""
+    """A grid whose replies are pulled in the opposite order."""
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies = super().send_and_receive(messages, timeout=timeout)
-        return list(replies)[::-1]
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return list(super().push_messages(messages))[::-1]
 
 
 class Wrong(FedAvg):
@@ -291,7 +288,7 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
             folder,
             "hopeless",
             min_clients=4,
-            max_repeats=1,
+            max_discards=2,
             faults={"1@1": "nan", "2@1": "nan"},
         ),
         "wrong": run(grid, folder, "wrong", everybody(Wrong), aggregation="mean"),
@@ -318,15 +315,22 @@ def main(grid: Grid, context: Context) -> None:
         run(grid, folder, "killed", num_rounds=int(what))
 
 
-if __name__ == "__main__":
-    # By its name: what is in `__main__` cannot be found by Ray's processes.
-    named = import_module("flower_app")
+def simulate(module: str, num_nodes: int) -> None:
+    """Run the apps of a module in a simulation.
+
+    By its name: what is in `__main__` cannot be found by Ray's processes.
+    """
+    named = import_module(module)
     run_simulation(
         named.server_app,
         named.client_app,
-        num_supernodes=NUM_CLIENTS,
+        num_supernodes=num_nodes,
         backend_config={
             "client_resources": {"num_cpus": 1},
             "init_args": {"num_cpus": 2, "address": "local"},
         },
     )
+
+
+if __name__ == "__main__":
+    simulate("flower_app", NUM_CLIENTS)

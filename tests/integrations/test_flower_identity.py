@@ -3,68 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from flwr.app import Context, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 
 from fastfedul.integrations.flower import IdentityError
-from fastfedul.integrations.flower.client import answer
 from fastfedul.integrations.flower.identity import Identify, Identities
-
-
-class Nodes(Grid):
-    """Nodes with names and keys, as in a deployment; the client's side is real."""
-
-    def __init__(self, *nodes: NodeInfo, **configs: dict[str, Any]) -> None:
-        self.nodes = list(nodes)
-        self.configs = {int(key[1:]): config for key, config in configs.items()}
-        self.num_asked = 0
-
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [node.node_id for node in self.nodes]
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return self.nodes
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies = []
-        for message in messages:
-            self.num_asked += 1
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            node_id = message.metadata.dst_node_id
-            if node_id in self.configs:
-                config = self.configs[node_id]
-                context = Context(1, node_id, config, RecordDict(), {})
-                replies.append(answer(message, context))
-        return replies
-
-
-def node(number: int, name: str = "", key: bytes = b"") -> NodeInfo:
-    return NodeInfo(node_id=number, name=name, public_key=key)
+from tests.support.flower import Nodes, node
 
 
 def identities(folder: Path, identify: Identify = "auto") -> Identities:
@@ -91,10 +37,38 @@ def test_a_node_without_a_name_is_refused_with_what_to_do(tmp_path: Path) -> Non
         identities(tmp_path).identified(Nodes(node(11)), strict=True)
 
 
-def test_two_nodes_with_one_name_are_refused(tmp_path: Path) -> None:
-    grid = Nodes(HOSPITAL, node(13, "hospital-1", b"key one"))
-    with pytest.raises(IdentityError, match="'hospital-1' too"):
-        identities(tmp_path).identified(grid, strict=True)
+def test_of_two_nodes_with_one_name_one_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = Nodes(HOSPITAL, node(12, "hospital-1", b"key two"))
+    with caplog.at_level("ERROR", logger="flwr"):
+        found = identities(tmp_path).identified(grid, strict=True)
+    assert found == {11: "hospital-1"}
+    assert "node 12 is not admitted: node 11 is called 'hospital-1' too" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "claim", ["hospital-7\u202e", "\x1b[2J", "h" * 201, "", "hospital-1\n", "\u200b"]
+)
+def test_a_claimed_name_that_nobody_can_read_keeps_out_its_node_alone(
+    claim: str, tmp_path: Path
+) -> None:
+    grid = Nodes(
+        node(11), node(12), n11={"client-name": claim}, n12={"client-name": "b"}
+    )
+    found = identities(tmp_path, "claimed").identified(grid, strict=True)
+    assert found == {12: "b"}
+
+
+@pytest.mark.parametrize("number", ["0", -1, True, 0.0, b"0"])
+def test_a_partition_that_is_no_number_keeps_out_its_node_alone(
+    number: Any, tmp_path: Path
+) -> None:
+    grid = Nodes(
+        node(11), node(12), n11={"partition-id": number}, n12={"partition-id": 4}
+    )
+    found = identities(tmp_path, "partition").identified(grid, strict=True)
+    assert found == {12: "client-4"}
 
 
 def test_a_name_with_another_key_is_refused_also_in_a_later_run(
@@ -127,12 +101,12 @@ def test_a_client_that_comes_back_under_another_id_is_the_same(
 
 
 def test_what_a_client_claims_counts_only_if_asked_for(tmp_path: Path) -> None:
-    grid = Nodes(node(11), node(12), n11={"client-name": "a"}, n12={"partition-id": 1})
+    grid = Nodes(node(11), node(12), n11={"partition-id": 0}, n12={"partition-id": 1})
     with pytest.raises(IdentityError, match="no client-name"):
         identities(tmp_path, "claimed").identified(grid, strict=True)
-    grid.configs[12]["client-name"] = "b"
+    grid.configs[11]["client-name"] = "a"
     found = identities(tmp_path, "claimed").identified(grid, strict=True)
-    assert found == {11: "a", 12: "b"}
+    assert found == {11: "a"}
     with pytest.raises(IdentityError, match="it has no name"):
         identities(tmp_path).identified(grid, strict=True)
 

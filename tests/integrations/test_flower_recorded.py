@@ -12,26 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from fastfedul import (
-    ClientUpdate,
-    DiskLedger,
     LedgerReader,
     LocalSGD,
-    Model,
-    Params,
-    Round,
 )
 from fastfedul import verify as verify_ledger
 from fastfedul.errors import LedgerError
-from fastfedul.federation.rounds import advance, average_buffers, shares_of
 from fastfedul.records import ClientState
 from fastfedul.runs.training import train
+from tests.support.flower import chain_by_hand
 
 if TYPE_CHECKING:
     from tests.integrations.conftest import Scenarios, Simulations
@@ -62,32 +57,9 @@ def states(ledger: LedgerReader) -> dict[str, ClientState]:
 def by_hand(path: Path, num_rounds: int) -> bytes:
     """Return the chain of a ledger of the same training without Flower."""
     app = import_module("flower_app")
-
-    def model_of(arrays: dict[str, Any]) -> Model:
-        learned = {n: a for n, a in arrays.items() if n not in BUFFERS}
-        return Model(Params.of(learned), {n: arrays[n] for n in BUFFERS})
-
-    model = model_of(app.initial_arrays())
-    shares = shares_of(app.SIZES, "size")
-    with DiskLedger.create(path, model) as ledger:
-        for index in range(num_rounds):
-            arrays = {**model.params.exported(), **model.buffers}
-            ordered = {name: arrays[name] for name in app.initial_arrays()}
-            local = [
-                model_of(app.locally_trained(ordered, number, index + 1))
-                for number in range(5)
-            ]
-            deltas = [own.params.flat - model.params.flat for own in local]
-            layout = model.params.layout
-            updates = tuple(
-                ClientUpdate(name, share, Params(layout, delta))
-                for name, share, delta in zip(CLIENTS, shares, deltas, strict=True)
-            )
-            buffers = average_buffers([m.buffers for m in local], shares, model.buffers)
-            round_ = Round(index, updates, buffers=buffers)
-            ledger.append(round_)
-            model = advance(model, round_)
-        return ledger.chain
+    return chain_by_hand(
+        path, num_rounds, app.initial_arrays(), app.locally_trained, app.SIZES
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -220,12 +192,12 @@ def test_a_broken_client_is_left_out_of_its_round_and_named(
     ]
     reasons = [failure["reason"] for failure in failures]
     assert reasons[0] == "it failed: no data today"
-    assert reasons[1] == "it has NaN or infinite values"
+    assert reasons[1] == "its parameters have NaN or infinite values"
     assert reasons[2] == "parameter 'w' has shape (2, 2), not (3, 2)"
     assert reasons[3].startswith("its update has norm 2.45e+06, the round's median is")
     assert reasons[4].startswith("parameter names differ")
     log = (scenarios.folder / "log.txt").read_text()
-    assert "round 3 without 'client-2': it has NaN or infinite values" in log
+    assert "round 3 without 'client-2': its parameters have NaN or infinite" in log
 
 
 def test_a_round_with_too_few_updates_is_repeated(scenarios: Scenarios) -> None:
@@ -241,7 +213,10 @@ def test_a_round_that_never_has_enough_fails_and_records_nothing(
     scenarios: Scenarios,
 ) -> None:
     error = scenarios.found["hopeless"]["error"]
-    assert error.startswith("TooFewUpdatesError: round 1 brought 3 usable updates")
+    assert error.startswith(
+        "RoundDiscardedError: round 1 is discarded: it brought 3 usable replies and "
+    )
+    assert "discarded round 2 in a row" in error
     with opened(scenarios.ledger("hopeless")) as ledger:
         assert ledger.num_rounds == 0
     assert len(scenarios.failures("hopeless")) == 4

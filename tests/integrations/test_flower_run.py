@@ -16,6 +16,7 @@ from fastfedul.errors import LedgerError
 from fastfedul.integrations.flower.arrays import buffer_rule, to_record
 from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.integrations.flower.run import Answering, RecordedRun
+from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.records import KeepUse
 
@@ -24,16 +25,7 @@ START = Model(Params.of({"w": np.zeros(3, np.float32)}))
 
 def go_on(path: Path, keep: str, use: KeepUse = "store") -> None:
     """Record one more round of `a` and `b`."""
-    settings = RoundSettings.parse(
-        aggregation="mean",
-        keep=keep,
-        keep_use=use,
-        dtype="float32",
-        min_clients=1,
-        max_norm_ratio=1000.0,
-        weight_key="num-examples",
-        seed=0,
-    )
+    settings = RoundSettings(keep=Keep.parse(keep, use=use))
     answering = Answering(
         method=FastFedUL(), erase=True, certificates=path / "certificates", key=None
     )

@@ -26,7 +26,7 @@ from fastfedul import (
 )
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.federation.trainer import TrainingError
+from fastfedul.federation.replies import RoundDiscardedError
 from fastfedul.runs.preparation import client_names
 from fastfedul.runs.training import (
     RoundMetrics,
@@ -540,5 +540,6 @@ def test_keeping_less_is_recorded_and_aggregated(
 
 
 def test_training_that_runs_away_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="smaller learning rate"):
+    with pytest.raises(RoundDiscardedError, match="smaller learning rate") as caught:
         train(SMALL.with_options(lr=1e25), tmp_path / "run")
+    assert "more than half; 'client-0': its parameters have NaN" in str(caught.value)

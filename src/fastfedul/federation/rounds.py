@@ -8,6 +8,7 @@ round.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,12 +17,28 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.local import LocalResult
+from fastfedul.federation.replies import (
+    CheckedReply,
+    Judgement,
+    Quarantined,
+    ReplyLimits,
+    RoundDiscardedError,
+    UnusableReplyError,
+    check_update,
+    judge,
+)
+from fastfedul.federation.trainer import TrainingError
 from fastfedul.params import Array, Params, weighted_sum
 from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
 from fastfedul.rng import name_key, stream
 
 Weighting = Literal["size", "equal"]
 WEIGHTINGS: tuple[Weighting, ...] = ("size", "equal")
+
+_LIMITS = ReplyLimits(max_weight_ratio=None)
+"""Limits of a round; the server knows the weights here, so none is capped."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +78,17 @@ LocalWork = Callable[[Model, int, Sequence[ClientId]], Sequence[LocalResult]]
 
 @dataclass(frozen=True, slots=True)
 class TrainedRound:
-    """A round, and the model after it."""
+    """A round, and the model after it.
+
+    Attributes:
+        round: The round.
+        model: The model after it.
+        quarantined: Clients that trained and whose results the round leaves out.
+    """
 
     round: Round
     model: Model
+    quarantined: tuple[Quarantined, ...] = ()
 
 
 def run_rounds(
@@ -101,24 +125,105 @@ def run_rounds(
         local: How the clients train, for the record; None if unknown.
         record: Records a round and returns the model after it, such as the append of a
             ledger; None to compute the model alone.
+
+    Raises:
+        RoundDiscardedError: If the results of more than half of a round's clients
+            cannot be used, and a new draw does not help.
     """
+
+    def sent(now: Model, index: int, names: Sequence[ClientId]) -> list[LocalResult]:
+        found = zip(names, work(now, index, names), strict=True)
+        factors = scales or {}
+        return [
+            replace(result, delta=_scaled(result.delta, factors.get(name)))
+            for name, result in found
+        ]
+
     for index in range(start, stop):
-        names = participants(tuple(sizes), schedule, index, absent)
-        results = work(model, index, names)
+        judged = _judged(sent, tuple(sizes), schedule, model, index, absent)
+        names = [reply.client for reply in judged.usable]
         shares = shares_of([sizes[name] for name in names], schedule.weighting)
+        layout = model.params.layout
         updates = tuple(
-            ClientUpdate(name, share, _scaled(result.delta, (scales or {}).get(name)))
-            for name, share, result in zip(names, shares, results, strict=True)
+            ClientUpdate(reply.client, share, Params(layout, reply.delta))
+            for share, reply in zip(shares, judged.usable, strict=True)
+            if reply.delta is not None
         )
         round_ = Round(index, updates, local=local)
         if select is not None:
             round_ = select(round_)
         if model.buffers:
-            trained = [result.buffers for result in results]
+            trained = [reply.buffers for reply in judged.usable]
             buffers = average_buffers(trained, entered_weights(round_), model.buffers)
             round_ = replace(round_, buffers=buffers)
         model = (record or advance)(model, round_)
-        yield TrainedRound(round_, model)
+        yield TrainedRound(round_, model, judged.quarantined)
+
+
+def judge_results(
+    names: Sequence[ClientId], results: Sequence[LocalResult], before: Model
+) -> Judgement:
+    """Return the judgement of clients' results, given the model they started from."""
+    replies, quarantined = [], []
+    for name, result in zip(names, results, strict=True):
+        try:
+            delta, buffers = check_update(result.delta.flat, result.buffers, before)
+        except UnusableReplyError as error:
+            quarantined.append(Quarantined(name, str(error)))
+        else:
+            reply = CheckedReply(client=name, weight=1, delta=delta, buffers=buffers)
+            replies.append(reply)
+    return judge(replies, quarantined, _LIMITS)
+
+
+def require_usable(
+    names: Sequence[ClientId],
+    results: Sequence[LocalResult],
+    before: Model,
+    index: int,
+) -> Sequence[LocalResult]:
+    """Return clients' results of a round, for a caller that needs all of them.
+
+    Raises:
+        TrainingError: If the server cannot use the result of a client.
+    """
+    for one in judge_results(names, results, before).quarantined:
+        raise TrainingError(
+            f"the training of {one.client} ran away in round {index}: {one.reason}; "
+            "use a smaller learning rate"
+        )
+    return results
+
+
+def _judged(
+    work: LocalWork,
+    clients: Sequence[ClientId],
+    schedule: Schedule,
+    model: Model,
+    index: int,
+    absent: Set[ClientId],
+) -> Judgement:
+    """Return the judgement of a round, drawn again as long as it cannot count."""
+    tried: set[tuple[ClientId, ...]] = set()
+    problem = ""
+    for draw in range(_LIMITS.max_discards):
+        names = participants(clients, schedule, index, absent, draw)
+        if names in tried:
+            # The same clients would train to the same results.
+            continue
+        tried.add(names)
+        if problem:
+            _log.warning("round %s is discarded and drawn again: %s", index, problem)
+        judged = judge_results(names, work(model, index, names), model)
+        problem = judged.objection(len(names), _LIMITS)
+        if not problem:
+            for one in judged.quarantined:
+                _log.warning("round %s without %r: %s", index, one.client, one.reason)
+            return judged
+    raise RoundDiscardedError(
+        f"round {index} was discarded in {_LIMITS.max_discards} draws: {problem}; use "
+        "a smaller learning rate, or leave these clients out"
+    )
 
 
 def model_after(rounds: Iterable[TrainedRound], model: Model) -> Model:
@@ -133,12 +238,20 @@ def participants(
     schedule: Schedule,
     index: int,
     absent: Set[ClientId] = frozenset(),
+    draw: int = 0,
 ) -> tuple[ClientId, ...]:
     """Return who takes part in a round, sorted by name.
 
     The draw is over all clients and each one drops out on its own, so that an absent
     one is missing and nothing else changes. A round that would be left with nobody is
     drawn again, as often as it takes: a round without participants teaches nothing.
+
+    Args:
+        clients: Everybody, also absent clients.
+        schedule: How the draw is made.
+        index: Number of the round.
+        absent: Clients that cannot take part.
+        draw: How many draws of the round were discarded before.
 
     Raises:
         InvalidInputError: If all clients are absent, or more are to be drawn than
@@ -151,7 +264,7 @@ def participants(
             f"cannot draw {schedule.per_round} of {len(clients)} clients a round; "
             f"choose at most {len(clients)}"
         )
-    for attempt in itertools.count():
+    for attempt in itertools.count(draw):
         again = (attempt,) if attempt else ()
         drawn = _draw(clients, schedule, index, again)
         here = [

@@ -13,6 +13,7 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, resolve
+from fastfedul.federation.replies import LARGEST_NORM
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES, supported_buffer
 from fastfedul.ledger.store.streaming import run_blocks
@@ -38,9 +39,6 @@ from fastfedul.records import (
 
 STEP_TOLERANCE = 1e-4
 """How far, relative to its norm, a step may be from the updates' weighted mean."""
-
-LARGEST_NORM = 1e18
-"""Beyond this the squares of an update's values do not fit into float32."""
 
 _SHARE_TOLERANCE = 1e-6
 _LONGEST_NAME = 65_536

@@ -28,7 +28,12 @@ from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import TrainedRound, advance, average_buffers
+from fastfedul.federation.rounds import (
+    TrainedRound,
+    advance,
+    average_buffers,
+    require_usable,
+)
 from fastfedul.ledger.protocol import Ledger, vector
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.protocol import (
@@ -126,6 +131,7 @@ class FedEraser:
         names = [entry.client for entry in entries]
         local = replace(federation.local, epochs=self.ratio * federation.local.epochs)
         results = federation.clients.train(model, index, names, local)
+        require_usable(names, results, model, index)
         shares = _shares(entries)
         updates = []
         for entry, share, result in zip(entries, shares, results, strict=True):

@@ -24,7 +24,7 @@ import numpy as np
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.rounds import average_buffers
+from fastfedul.federation.rounds import average_buffers, require_usable
 from fastfedul.ledger.protocol import Ledger, models, vector
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.methods.curvature import SecantPair, curvature_times, secant_pair
@@ -260,6 +260,7 @@ class _Recovery:
     ) -> list[Mapping[str, Array]]:
         """Replace stored updates by answers; return the clients' buffers."""
         results = self.federation.clients.train(model, index, names)
+        require_usable(names, results, model, index)
         for name, result in zip(names, results, strict=True):
             factor = np.float32(self.federation.scales.get(name, 1.0))
             exact = result.delta.flat * factor

@@ -28,7 +28,12 @@ from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.rounds import model_after, run_rounds, shares_of
+from fastfedul.federation.rounds import (
+    model_after,
+    require_usable,
+    run_rounds,
+    shares_of,
+)
 from fastfedul.federation.trainer import (
     GradientTrainer,
     Inputs,
@@ -380,7 +385,9 @@ def _last_local(
         before = params_at(ledger, last.round).flat
         return before + vector(ledger, VectorRef(last.round, name)), ()
     current = ledger.final
-    (trained,) = federation.clients.train(current, ledger.num_rounds, [name])
+    index = ledger.num_rounds
+    results = federation.clients.train(current, index, [name])
+    (trained,) = require_usable([name], results, current, index)
     factor = np.float32(federation.scales.get(name, 1.0))
     return current.params.flat + trained.delta.flat * factor, (
         f"the last update of {name!r:.80} was not kept; it trained once more from the "

@@ -27,7 +27,8 @@ from fastfedul import (
 )
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store import codec
-from fastfedul.ledger.store.arrays import Stored, file_name
+from fastfedul.ledger.store.array_files import file_name
+from fastfedul.ledger.store.arrays import Stored
 from fastfedul.ledger.store.schema import ROWS, PartRow, names
 from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.histories import (

@@ -1,35 +1,35 @@
 """Flower, with a ledger: every round recorded, every client removable.
 
-`Recorded` and the errors it raises are imported from here; `recorded.py` explains them.
-Flower itself is imported when one of these names is asked for, so that commands which
-only need a ledger work without it.
+`recorded.py` explains `Recorded`. Flower itself is imported when `Recorded` is asked
+for, so that commands which only need a ledger work without Flower.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastfedul.federation.replies import RoundDiscardedError
+from fastfedul.integrations.flower.errors import (
+    IdentityError,
+    MissingFlowerError,
+    StrategyRefusedError,
+)
+
 if TYPE_CHECKING:
-    from fastfedul.integrations.flower.errors import (
-        IdentityError,
-        MissingFlowerError,
-        StrategyRefusedError,
-        TooFewUpdatesError,
-    )
     from fastfedul.integrations.flower.recorded import Recorded
 
 __all__ = [
     "IdentityError",
     "MissingFlowerError",
     "Recorded",
+    "RoundDiscardedError",
     "StrategyRefusedError",
-    "TooFewUpdatesError",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name != "Recorded":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastfedul.integrations.flower import recorded
+    from fastfedul.integrations.flower.recorded import Recorded
 
-    return getattr(recorded, name)
+    return Recorded

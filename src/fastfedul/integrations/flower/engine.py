@@ -1,9 +1,9 @@
-"""A project's clients trained by Flower's simulation engine. Needs the extra `flower`.
+"""Training of a run's clients by Flower's simulation. Needs the extra `flower`.
 
-Flower runs in a process of its own, and its workers in more: their output goes to a
-file, an interrupt is for the parent alone, and they end when the parent does. Only the
-local training is Flower's; draws, shares, aggregation and ledger are as in every
-other run, so the recorded bytes are the same.
+Flower and its workers run in processes of their own. Their output goes to a file, an
+interrupt reaches the parent alone, and they end when the parent does. Flower does only
+the local training. Draws, checks, shares, aggregation and ledger are as in every other
+run, so the recorded bytes are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment in which Flower and Ray report to nobody and install nothing."""
+"""Environment in which Flower and Ray send no reports and install nothing."""
 
 _PATIENCE = 15.0
 """Seconds that the engine has to stop by itself."""
@@ -162,7 +162,7 @@ class FlowerWorkers:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
-        # Also what Ray leaves behind if the engine was killed.
+        # Also the processes that Ray leaves behind if the engine was killed.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,9 +1,9 @@
-"""The process in which Flower's simulation runs; started by `flower_engine`.
+"""The process in which Flower's simulation runs; `engine.py` starts it.
 
 python -m fastfedul.integrations.flower.engine_process DESCRIPTOR
 
-Orders come over the socket of that descriptor. Standard input says nothing; when it
-ends, so does the process, whatever it is at.
+Orders come over the socket of that descriptor. The process ends when its standard input
+ends, which carries nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flwr.simulation import run_simulation
 
 from fastfedul.errors import FastFedULError
 from fastfedul.federation.local import LocalResult, one_line
-from fastfedul.integrations.flower.client import PARTITION, WHO
+from fastfedul.integrations.flower.client import PARTITION
 from fastfedul.integrations.flower.engine import (
     EngineFailure,
     SimulationOrder,
@@ -62,8 +62,10 @@ def _nodes_by_partition(grid: Grid, num_clients: int) -> dict[int, int]:
         time.sleep(0.02)
     answers = ask_nodes(grid, node_ids, _START_SECONDS)
     nodes: dict[int, int] = {}
-    for node_id, reply in answers.items():
-        number = reply.content.config_records[WHO][PARTITION]
+    for node_id, who in answers.items():
+        if isinstance(who, FastFedULError):
+            raise who
+        number = who[PARTITION]
         assert isinstance(number, int)
         nodes[number] = node_id
     return nodes

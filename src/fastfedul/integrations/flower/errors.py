@@ -18,7 +18,3 @@ class StrategyRefusedError(InvalidInputError):
 
 class IdentityError(FastFedULError):
     """It is not certain which client a node is, so nothing is sent to it."""
-
-
-class TooFewUpdatesError(FastFedULError):
-    """A round brought fewer usable updates than it needs; nothing was recorded."""

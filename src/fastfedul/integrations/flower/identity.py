@@ -1,8 +1,8 @@
 """Names of clients for Flower's nodes.
 
 A node id is no identity: it changes with every simulation and, without keys, with every
-start of a SuperNode. The ledger records the operator's name of the node, and beside
-the ledger a fingerprint of its key, so that nobody else can take a name over.
+start of a SuperNode. The ledger records the operator's name of the node. A file beside
+the ledger has the fingerprint of its key, so that no other node can take the name over.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fastfedul.data.partition import client_name
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import one_line
+from fastfedul.federation.replies import UnusableReplyError, one_line_reason
 from fastfedul.files import write_whole
 from fastfedul.integrations.flower.client import ACTION, NAME, PARTITION, WHO
 from fastfedul.integrations.flower.errors import IdentityError
+from fastfedul.integrations.flower.replies import content_of, receive
 from fastfedul.ledger.checks import check_name
 from fastfedul.records import ClientId
 
@@ -35,6 +38,9 @@ Identify = IdentifyMode | Callable[[NodeInfo], ClientId]
 
 _AGAIN = 30.0
 """Seconds after which a node that was not admitted is looked at again."""
+
+_LONGEST_CLAIM = 200
+"""Characters of a name that a client may claim; an operator may choose longer ones."""
 
 _ONE_LINE = (
     "add one line to the ClientApp: app = identify(ClientApp()) with "
@@ -49,8 +55,8 @@ class Found:
     Attributes:
         client: Name of its client; None if unknown.
         fingerprint: Fingerprint of its key; None where nodes have no keys.
-        problem: Why it could not be told.
-        silent: Whether it just did not answer, as a node does that is about to go.
+        problem: Why the client is unknown.
+        silent: Whether the node did not answer at all, as a node that is about to go.
     """
 
     client: ClientId | None = None
@@ -67,7 +73,7 @@ class Identities:
         identify: `auto`: in a simulation the partition, else the registered name;
             `registered`, `partition` or `claimed`; or a function of Flower's facts
             of the node.
-        timeout: How many seconds a node may take to say who it is.
+        timeout: How many seconds a node may take to tell its name.
     """
 
     def __init__(self, path: Path, identify: Identify, timeout: float) -> None:
@@ -85,7 +91,7 @@ class Identities:
 
     @property
     def clients(self) -> Sequence[ClientId]:
-        """Everybody who was ever seen, also in earlier runs."""
+        """All clients that were ever seen, also in earlier runs."""
         return tuple(self._known())
 
     def identified(self, grid: Grid, *, strict: bool) -> Mapping[int, ClientId]:
@@ -93,19 +99,22 @@ class Identities:
 
         Args:
             grid: Where the nodes are.
-            strict: Whether a node that cannot be admitted is an error; otherwise it is
-                left out with a line in the log.
+            strict: Whether it is an error, namely the operator's, if no node at all
+                can be admitted. A single node is left out with a line in the log, or
+                one client could keep a run from starting.
 
         Raises:
-            IdentityError: If a node cannot be admitted; silent ones are only left out.
+            IdentityError: If no node can be admitted, and not all of them are silent.
         """
         present, now = set(grid.get_node_ids()), time.monotonic()
         refused = {i for i, until in self._refused.items() if until > now}
         unknown = sorted(present - set(self._names) - refused)
         if unknown:
             found = self._find(grid, unknown)
-            for node_id in unknown:
-                self._admit(node_id, found[node_id], present, strict=strict)
+            problems = [self._admit(i, found[i], present) for i in unknown]
+            told = [problem for problem in problems if problem]
+            if strict and told and not present & set(self._names):
+                raise IdentityError(told[0])
             self._save()
         return {i: self._names[i] for i in sorted(present & set(self._names))}
 
@@ -125,21 +134,19 @@ class Identities:
         answers = ask_nodes(grid, node_ids, self._timeout)
         return {i: _answered(answers.get(i), mode) for i in node_ids}
 
-    def _admit(
-        self, node_id: int, found: Found, present: set[int], *, strict: bool
-    ) -> None:
+    def _admit(self, node_id: int, found: Found, present: set[int]) -> str:
+        """Admit a node; return the problem if it cannot be, unless it was silent."""
         problem = found.problem or self._objection(found, present)
         if problem:
             problem = f"node {node_id} is not admitted: {problem}"
-            if strict and not found.silent:
-                raise IdentityError(problem)
             log(ERROR, "%s", problem)
             self._refused[node_id] = time.monotonic() + _AGAIN
-            return
+            return "" if found.silent else problem
         assert found.client is not None
         self._names = {i: c for i, c in self._names.items() if c != found.client}
         self._names[node_id] = found.client
         self._known().setdefault(found.client, found.fingerprint)
+        return ""
 
     def _objection(self, found: Found, present: set[int]) -> str:
         """Return why a node cannot be the client it seems to be, if it cannot."""
@@ -181,8 +188,8 @@ class Identities:
 
 def ask_nodes(
     grid: Grid, node_ids: Iterable[int], timeout: float
-) -> Mapping[int, Message]:
-    """Return the names that nodes say they have; silent nodes are absent."""
+) -> Mapping[int, Mapping[str, object] | UnusableReplyError]:
+    """Return the facts that nodes tell of themselves; silent nodes are absent."""
     messages = [
         Message(
             content=RecordDict(),
@@ -191,9 +198,20 @@ def ask_nodes(
         )
         for node_id in node_ids
     ]
-    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    replies = receive(grid, messages, timeout)
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-    return {asked[r.metadata.reply_to_message_id]: r for r in replies}
+    return {asked[message_id]: _facts(reply) for message_id, reply in replies.items()}
+
+
+def _facts(
+    reply: Message | UnusableReplyError,
+) -> Mapping[str, object] | UnusableReplyError:
+    try:
+        return dict(content_of(reply).config_records.get(WHO, ConfigRecord()))
+    except UnusableReplyError as error:
+        return error
+    except Exception as error:  # A record of a hostile client may raise anything.
+        return UnusableReplyError(one_line_reason(one_line(error)))
 
 
 def _read(path: Path) -> dict[ClientId, str | None]:
@@ -224,21 +242,27 @@ def _fingerprint(node: NodeInfo) -> str | None:
     return f"SHA256:{hashlib.sha256(node.public_key).hexdigest()}"
 
 
-def _answered(reply: Message | None, mode: IdentifyMode) -> Found:
-    if reply is None:
+def _answered(
+    who: Mapping[str, object] | UnusableReplyError | None, mode: IdentifyMode
+) -> Found:
+    if who is None:
         return Found(problem="it did not say in time who it is", silent=True)
-    if reply.has_error():
-        log(WARNING, "no answer to who it is: %s", reply.error.reason)
+    if isinstance(who, UnusableReplyError):
+        log(WARNING, "no answer to who it is: %s", who)
         return Found(problem=f"it cannot say who it is; {_ONE_LINE}")
-    who = reply.content.config_records.get(WHO, ConfigRecord())
     if mode == "partition":
         number = who.get(PARTITION)
-        if isinstance(number, int):
+        if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
             return Found(client_name(number))
         return Found(problem="it has no partition-id in its node config")
     claimed = who.get(NAME)
     if isinstance(claimed, str):
-        return Found(claimed)
+        if claimed.isprintable() and len(claimed) <= _LONGEST_CLAIM:
+            return Found(claimed)
+        return Found(
+            problem=f"the name {claimed!r:.80} that it claims has more than "
+            f"{_LONGEST_CLAIM} characters, or invisible ones"
+        )
     return Found(
         problem="it has no client-name in its node config; start it with "
         "--node-config 'client-name=\"CLIENT\"'"

@@ -28,17 +28,16 @@ which replies arrive.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Self
 
 from fastfedul.integrations.flower.errors import (
-    IdentityError,
     MissingFlowerError,
     StrategyRefusedError,
-    TooFewUpdatesError,
 )
 
 try:
@@ -51,34 +50,36 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.local import one_line
+from fastfedul.federation.replies import ReplyLimits, RoundDiscardedError
 from fastfedul.forgetting.certificates import certificates_folder
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.integrations.flower.arrays import Buffers, buffer_rule, disagreement
 from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.integrations.flower.identity import Identify, Identities
+from fastfedul.integrations.flower.replies import (
+    JudgedReplies,
+    Replies,
+    Sent,
+    by_message,
+    judge_evaluation,
+    judge_training,
+    receive,
+)
 from fastfedul.integrations.flower.rounds import (
     RoundSettings,
-    Sent,
     expected_step,
     local_training,
     make_round,
-    sort_replies,
 )
 from fastfedul.integrations.flower.run import Answering, RecordedRun
-from fastfedul.integrations.flower.strategies import aggregation_of
+from fastfedul.integrations.flower.strategies import aggregation_of, is_known
+from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.methods.registry import require_method
 from fastfedul.params import Params, norm
 from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
-
-__all__ = [
-    "IdentityError",
-    "MissingFlowerError",
-    "Recorded",
-    "StrategyRefusedError",
-    "TooFewUpdatesError",
-]
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -100,18 +101,20 @@ class Recorded(Strategy):
     goes on from the cleaned model and without the client.
 
     Beside the ledger lie `LEDGER.nodes.json`, the names and key fingerprints of all
-    clients, and `LEDGER.failures.jsonl`, who failed or was left out in which round.
+    clients, and `LEDGER.failures.jsonl`: clients that a round left out or capped, with
+    the reasons. Everything that a client sends is checked; docs/flower.md lists how.
 
     Args:
-        strategy: The strategy to wrap. Its limits of how many nodes must be there are
-            lowered when clients are forgotten, or it would wait for them for ever.
+        strategy: The strategy to wrap. When clients are forgotten, `Recorded` lowers
+            the numbers of nodes that it waits for, or it would wait for ever.
         ledger: Folder of the ledger; created if there is none.
         identify: How nodes become clients. `auto`: in a simulation `client-N` by
             partition, else the name of `flwr supernode register --name`. `claimed`:
-            what the client says, if you trust it. Or a function of Flower's NodeInfo.
-        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`; or `sums`,
-            one vector per client, a few differences of two, and no rounds; or
-            `sums:K`, where only clients of K rounds or more have a vector of their own.
+            the name that the client claims, if you trust it. Or a function of
+            Flower's NodeInfo.
+        keep: Updates to keep: `all`, `optimal:M`, `top:M` or `uniform:M`. With `sums`
+            the ledger keeps a vector per client and a few differences of two clients;
+            with `sums:K` only clients of K rounds or more have a vector.
         keep_use: `store`: all updates count. `aggregate`: only kept updates count.
         dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
             `int8`.
@@ -122,18 +125,23 @@ class Recorded(Strategy):
             `momentum`, `batch-size` and `local-epochs` in the train config win. Without
             all four, forgetting takes a usual value and says so.
         min_clients: Usable updates that a round needs.
-        max_repeats: How often a round with too few is tried again before it fails.
+        max_discards: Discarded rounds in a row after which the run ends. A round is
+            discarded and drawn again if it has fewer usable updates than
+            `min_clients`, or if more than half of its clients sent unusable replies.
         max_norm_ratio: An update this many times larger than the round's median is
             left out.
+        max_weight_ratio: A weight this many times the round's median is capped; None
+            for no cap.
         buffers: Names of arrays that are not learned, or a function of name and array;
             None for whole numbers and the statistics of batch normalisation.
-        query_timeout: Seconds that a node may take to say who it is.
+        query_timeout: Seconds that a node may take to tell its name.
         seed: Seed of the draws of `keep`.
         method: The method that forgets, with its settings; None for Fast-FedUL. It
             must need nothing but the ledger.
         erase: Also erase the updates of forgotten clients from the ledger.
         certificates: Folder for the certificates; None for the ledger's usual one.
-        key: Signs them; None for the key of the usual place, if there is one.
+        key: Key that signs the certificates; None for the key of the usual place, if
+            there is one.
     """
 
     def __init__(
@@ -149,8 +157,9 @@ class Recorded(Strategy):
         aggregation: str | None = None,
         local: LocalSGD | None = None,
         min_clients: int = 1,
-        max_repeats: int = 3,
+        max_discards: int = 3,
         max_norm_ratio: float = 1000.0,
+        max_weight_ratio: float | None = 100.0,
         buffers: Buffers | None = None,
         query_timeout: float = 120.0,
         seed: int = 0,
@@ -161,22 +170,21 @@ class Recorded(Strategy):
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
-        self._settings = RoundSettings.parse(
+        self._settings = RoundSettings(
             aggregation=aggregation_of(strategy, aggregation),
-            keep=keep,
-            keep_use=keep_use,
+            keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
-            min_clients=min_clients,
-            max_norm_ratio=max_norm_ratio,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
-            seed=seed,
+            limits=ReplyLimits(
+                min_clients=min_clients,
+                max_discards=max_discards,
+                max_norm_ratio=max_norm_ratio,
+                max_weight_ratio=max_weight_ratio,
+            ),
         )
-        if max_repeats < 0:
-            raise InvalidInputError(f"max_repeats is {max_repeats}; choose 0 or more")
         path = Path(ledger).absolute()
         self._strategy = strategy
-        self._max_repeats = max_repeats
         self._local = local
         self._trained: LocalSGD | None = local
         self._limits = {
@@ -194,6 +202,7 @@ class Recorded(Strategy):
         )
         self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
         self._sent: Sent = ()
+        self._evaluated: Sent = ()
         self._before: Model | None = None
         self._any_sent = False
 
@@ -217,12 +226,14 @@ class Recorded(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Train until so many rounds are recorded, rounds of earlier runs included.
+        """Return the model and metrics after training to a number of rounds.
 
         Args:
-            grid: Flower's.
-            initial_arrays: The model to start from; an existing ledger's own wins.
-            num_rounds: How many rounds the ledger has in the end.
+            grid: Flower's connection to the nodes.
+            initial_arrays: The model to start from; the model of an existing ledger
+                takes its place.
+            num_rounds: How many rounds the ledger has in the end, with the rounds of
+                earlier runs.
             timeout: Seconds to wait for the replies of a round.
             train_config: Sent to clients that train.
             evaluate_config: Sent to clients that evaluate.
@@ -230,7 +241,7 @@ class Recorded(Strategy):
                 run and after every round; rounds count from 1 over all runs.
 
         Raises:
-            TooFewUpdatesError: If a round failed as often as it may.
+            RoundDiscardedError: If `max_discards` rounds in a row were discarded.
         """
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
@@ -293,7 +304,7 @@ class Recorded(Strategy):
         self._before = self._run.require_current(arrays)
         open_to = self._admitted_grid(grid)
         if open_to is None:
-            raise TooFewUpdatesError("no client is left to train with")
+            raise InvalidInputError("no client is left to train with")
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
@@ -309,39 +320,37 @@ class Recorded(Strategy):
         It returns when the round survives power loss.
 
         Raises:
-            TooFewUpdatesError: If too few updates can be used; nothing is recorded.
+            RoundDiscardedError: If too few updates can be used; nothing is recorded.
             StrategyRefusedError: If the strategy's result is not the aggregation that
                 the ledger records; nothing is recorded.
         """
+        return self._aggregate(by_message(replies))
+
+    def _aggregate(
+        self, replies: Replies
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Record the round of these replies; return the next model, and metrics."""
         if self._before is None:
             raise InvalidInputError("aggregate_train comes after configure_train")
         before, self._before = self._before, None
-        number = self._run.num_rounds + 1
-        usable, problems = sort_replies(
-            list(replies),
-            self._sent,
-            self._gone(),
-            before,
-            self._settings,
-        )
-        self._run.report(problems)
-        if len(usable) < self._settings.min_clients:
-            raise TooFewUpdatesError(
-                f"round {number} brought {len(usable)} usable updates and needs "
-                f"{self._settings.min_clients}; see {self._run.failures}"
+        index, settings = self._run.num_rounds, self._settings
+        number = index + 1
+        judged = judge_training(replies, self._sent, self._gone(), before, settings)
+        self._run.report(number, "train", judged)
+        usable = judged.judgement.usable
+        if problem := judged.judgement.objection(len(self._sent), settings.limits):
+            raise RoundDiscardedError(
+                f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
-        round_ = make_round(
-            self._run.num_rounds, usable, before, self._settings, self._trained
-        )
-        messages = [own.message for own in usable]
-        result, metrics = self._strategy.aggregate_train(number, messages)
-        step = expected_step(round_, self._settings)
-        if result is not None and self._settings.keep.use == "store":
+        round_ = make_round(index, usable, before, settings, self._trained)
+        result, metrics = self._aggregated_by_strategy(number, judged)
+        step = expected_step(round_, settings)
+        if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
             if gap := disagreement(result, own, norm(step)):
                 raise StrategyRefusedError(
                     f"{type(self._strategy).__name__} does not compute the "
-                    f"{self._settings.aggregation} of the updates: {gap}"
+                    f"{settings.aggregation} of the updates: {gap}"
                 )
         self._run.append(round_)
         self._run.answer_waiting()
@@ -357,27 +366,57 @@ class Recorded(Strategy):
             return []
         number = self._run.num_rounds
         messages = self._strategy.configure_evaluate(number, arrays, config, open_to)
-        return [message for message, _ in self._only_admitted(messages, grid)]
+        self._evaluated = self._only_admitted(messages, grid)
+        return [message for message, _ in self._evaluated]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the wrapped strategy's metrics."""
-        number = self._run.num_rounds
-        return self._strategy.aggregate_evaluate(number, replies)
+        """Return the wrapped strategy's metrics of the usable replies."""
+        return self._evaluate(by_message(replies))
+
+    def _evaluate(self, replies: Replies) -> MetricRecord | None:
+        """Return the wrapped strategy's metrics; None if it fails."""
+        number, gone = self._run.num_rounds, self._gone()
+        judged = judge_evaluation(replies, self._evaluated, gone, self._settings)
+        self._run.report(number, "evaluate", judged)
+        try:
+            return self._strategy.aggregate_evaluate(number, list(judged.messages))
+        except Exception as error:
+            # Metrics of clients go into no model, so they end no run.
+            log(ERROR, "round %s has no metrics: %s", number, one_line(error))
+            return None
+
+    def _aggregated_by_strategy(
+        self, number: int, judged: JudgedReplies
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the strategy's own model and metrics, to compare and to report."""
+        try:
+            return self._strategy.aggregate_train(number, list(judged.messages))
+        except Exception as error:
+            if not is_known(self._strategy):
+                raise
+            # Flower's own aggregation takes checked replies; the caller's function of
+            # the metrics failed.
+            log(ERROR, "round %s has no metrics: %s", number, one_line(error))
+            return None, None
 
     def _train_round(
         self, number: int, config: ConfigRecord, grid: Grid, timeout: float
     ) -> MetricRecord | None:
-        for attempt in range(self._max_repeats + 1):
+        most = self._settings.limits.max_discards
+        for discarded in itertools.count(1):
             messages = self.configure_train(number, self._run.arrays, config, grid)
-            replies = grid.send_and_receive(messages, timeout=timeout)
+            replies = receive(grid, list(messages), timeout)
             try:
-                _, metrics = self.aggregate_train(number, replies)
-            except TooFewUpdatesError as error:
-                if attempt == self._max_repeats:
-                    raise
-                log(WARNING, "%s; trying again", error)
+                _, metrics = self._aggregate(replies)
+            except RoundDiscardedError as error:
+                if discarded == most:
+                    raise RoundDiscardedError(
+                        f"{error}; the run ends because this was discarded round "
+                        f"{most} in a row"
+                    ) from None
+                log(WARNING, "%s; drawing it again", error)
             else:
                 return metrics
         raise AssertionError("unreachable")
@@ -389,15 +428,14 @@ class Recorded(Strategy):
         messages = list(self.configure_evaluate(number, arrays, config, grid))
         if not messages:
             return None
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        return self.aggregate_evaluate(number, replies)
+        return self._evaluate(receive(grid, messages, timeout))
 
     def _gone(self) -> frozenset[ClientId]:
         entries = self._run.ledger.clients().items()
         return frozenset(name for name, entry in entries if entry.state != "active")
 
     def _admitted_grid(self, grid: Grid) -> AdmittedGrid | None:
-        """Return the grid for the strategy; None if everybody was forgotten."""
+        """Return the grid for the strategy; None if all clients were forgotten."""
         gone = self._gone()
         self._admitted(grid, gone)
         left = [c for c in self._identities.clients if c not in gone]
@@ -451,7 +489,7 @@ def _usable(method: Method | None) -> Method:
     """Return the method that forgets.
 
     Raises:
-        InvalidInputError: If it needs clients or images, which nobody can give here.
+        InvalidInputError: If it needs clients or images, which are not here.
     """
     found = require_method(method or FastFedUL())
     if needs_help(found):

@@ -15,13 +15,14 @@ from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.forgetting.requests import apply_requests, has_waiting
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
-from fastfedul.integrations.flower.rounds import Problems, RoundSettings
+from fastfedul.integrations.flower.replies import JudgedReplies
+from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
-from fastfedul.records import Model, Round
+from fastfedul.records import ClientId, Model, Round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Answering:
         method: The method that forgets, with its settings.
         erase: Whether the clients' updates are erased from the ledger too.
         certificates: Folder for the certificates.
-        key: Signs them, if there is one.
+        key: Key that signs the certificates, if there is one.
     """
 
     method: Method
@@ -184,16 +185,33 @@ class RecordedRun:
                 )
         return self.model
 
-    def report(self, problems: Problems) -> None:
-        """Note who could not take part in the round that comes next, and why."""
-        if not problems:
+    def report(self, number: int, task: str, judged: JudgedReplies) -> None:
+        """Note clients that are left out of a round, and capped weights.
+
+        Args:
+            number: Number of the round, from 1.
+            task: `train` or `evaluate`.
+            judged: The replies of the round.
+
+        Raises:
+            LedgerError: If the file of failures cannot be written.
+        """
+        notes: list[tuple[ClientId, str, str]] = []
+        for one in sorted(
+            (*judged.absent, *judged.judgement.quarantined), key=lambda o: o.client
+        ):
+            log(WARNING, "round %s without %r: %s", number, one.client, one.reason)
+            notes.append((one.client, "left out", one.reason))
+        weights = {own.client: own.weight for own in judged.judgement.usable}
+        for client, claimed in judged.judgement.capped.items():
+            reason = f"its weight {claimed:g} counts as {weights[client]:g}"
+            log(WARNING, "round %s caps %r: %s", number, client, reason)
+            notes.append((client, "capped", reason))
+        if not notes:
             return
-        lines = []
-        for client, reason in problems:
-            number = self.num_rounds + 1
-            log(WARNING, "round %s without %r: %s", number, client, reason)
-            facts = {"time": now(), "round": number, "client": client}
-            lines.append(json.dumps({**facts, "reason": reason}) + "\n")
+        keys = ("time", "round", "task", "client", "outcome", "reason")
+        rows = [dict(zip(keys, (now(), number, task, *n), strict=True)) for n in notes]
+        lines = [json.dumps(row) + "\n" for row in rows]
         try:
             with self.failures.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))

@@ -91,6 +91,11 @@ def aggregation_of(strategy: object, named: str | None = None) -> str:
     return named
 
 
+def is_known(strategy: Strategy) -> bool:
+    """Return whether the strategy aggregates updates by a function of Flower's own."""
+    return _known(strategy) is not None
+
+
 def _known(strategy: Strategy) -> str | None:
     if "aggregate_train" in vars(strategy):
         return None
