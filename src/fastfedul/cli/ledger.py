@@ -73,6 +73,8 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
         facts: dict[str, Any] = {
             "path": str(ledger.path),
             "format": FORMAT,
+            "ledger_id": ledger.ledger_id,
+            "federation": settings.federation,
             "rounds": ledger.num_rounds,
             "clients": states,
             "parameters": settings.layout.size,
@@ -104,6 +106,8 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
     print_facts(
         f"Ledger {path}",
         [
+            ("id", facts["ledger_id"]),
+            ("federation", facts["federation"] or "has no name"),
             ("rounds", str(facts["rounds"])),
             ("clients", people or "none yet"),
             ("parameters", f"{facts['parameters']:,} in {facts['arrays']} arrays"),

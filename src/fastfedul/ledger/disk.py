@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,6 +166,7 @@ class LedgerReader:
             step_dtype=self._row.step_dtype,
             history=policy.history,
             budget=policy.budget,
+            federation=self._row.federation,
         )
 
     def __enter__(self) -> Self:
@@ -192,6 +194,11 @@ class LedgerReader:
         """Where the ledger stands."""
         with self.index.reading():
             return self.index.one(HeadRow, id=1)
+
+    @property
+    def ledger_id(self) -> str:
+        """The 32 hexadecimal digits drawn for this ledger; a copy keeps them."""
+        return self._row.ledger_id
 
     @property
     def num_rounds(self) -> int:
@@ -512,6 +519,7 @@ class DiskLedger(LedgerReader):
         step_dtype: StorageDtype = "float32",
         history: History = "rounds",
         budget: int | None = None,
+        federation: str | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -526,6 +534,7 @@ class DiskLedger(LedgerReader):
                 differences of two clients; `update_dtype` says how those are stored.
             budget: Bytes the ledger may take. When a round would exceed them, stored
                 updates are dropped, the oldest rounds' and the smallest first.
+            federation: Name of the federation, which its certificates state.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -535,6 +544,7 @@ class DiskLedger(LedgerReader):
             step_dtype=step_dtype,
             history=history,
             budget=budget,
+            federation=federation,
         )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
@@ -767,6 +777,8 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
                 settings.aggregation,
                 INITIAL_FILE,
                 stored.packed(),
+                secrets.token_hex(16),
+                settings.federation,
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))

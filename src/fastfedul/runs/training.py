@@ -332,6 +332,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         update_dtype=recording.dtype,
         history="sums" if recording.keep == "sums" else "rounds",
         budget=recording.budget_bytes,
+        federation=recording.federation,
     )
 
 

@@ -49,7 +49,8 @@ def forget_clients(
     if asked:
         details = {**details, "requests": [_described(r) for r in asked]}
     kind = "forget and erase" if erase else "forget"
-    event = add_event(change, kind, clients, details)
+    times = [waiting.asked for waiting in asked]
+    event = add_event(change, kind, clients, details, times)
     for waiting in asked:
         decide(index, waiting.number, "applied", event=event)
 

@@ -21,7 +21,7 @@ from fastfedul.records import (
 
 Value = None | int | float | str | bytes
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format; a reader refuses any other."""
 
 
@@ -52,6 +52,8 @@ class LedgerRow(Row):
     aggregation: str
     file: int
     initial: bytes
+    ledger_id: str
+    federation: str | None
 
 
 @dataclass(frozen=True, slots=True)
