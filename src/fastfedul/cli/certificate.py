@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from fastfedul.cli.output import (
     print_facts,
     print_json,
     show_name,
+    warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import Certificate, read_certificate
@@ -25,6 +27,7 @@ from fastfedul.forgetting.signing import read_public_key
 from fastfedul.forgetting.statements import RoundCounts, conclusions
 from fastfedul.forgetting.trust import trusted_keys
 from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.store.folder import INDEX
 
 NOT_AUTHENTICATED = 3
@@ -87,10 +90,14 @@ def check_certificate(
             raise typer.Exit(2) from None
         with err().status("checking"):
             result = audit(found, ledger, keys, ledger_id=ledger_id)
+        names = found.predicate.clients
+        # A ledger that fails its checks may not be readable.
+        known = ledger.clients() if ledger and not result.failed else names
+        lookalikes = lookalike_warnings(names, known)
     if json:
-        print_json(_facts(result, found))
+        print_json({**_facts(result, found), "warnings": list(lookalikes)})
     else:
-        _show(result, found, place)
+        _show(result, found, place, lookalikes)
     if result.failed:
         raise typer.Exit(1)
     if not result.ok:
@@ -120,7 +127,9 @@ def _facts(result: Audit, found: Certificate) -> dict[str, Any]:
     }
 
 
-def _show(result: Audit, found: Certificate, place: Path | None) -> None:
+def _show(
+    result: Audit, found: Certificate, place: Path | None, lookalikes: Sequence[str]
+) -> None:
     said, models = found.predicate, found.statement
     coverage = said.coverage.all
     names = ", ".join(show_name(name) for name in said.clients)
@@ -139,6 +148,8 @@ def _show(result: Audit, found: Certificate, place: Path | None) -> None:
             ("ledger", str(place or "not at hand; only the file is checked")),
         ],
     )  # fmt: skip
+    for text in lookalikes:
+        warn(text)
     for check in result.checks:
         color = _COLORS[check.verdict]
         out().print(

@@ -45,6 +45,7 @@ from fastfedul.forgetting.requests import (
 )
 from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.records import ForgetRequest
 from fastfedul.runs import help_texts
@@ -103,9 +104,13 @@ def add(
         method, settings = method_choice(method_name or USUAL_METHOD, *options)
     with err().status("waiting for the ledger"):
         request = add_request(run, client, reason, method=method, settings=settings)
+        with LedgerReader(run) as ledger:
+            warnings = lookalike_warnings([client], ledger.clients())
     if json:
-        print_json(facts_of(request))
+        print_json({**facts_of(request), "warnings": list(warnings)})
         return
+    for text in warnings:
+        warn(text)
     out().print(
         f"Request {request.number}: {show_name(client)} is waiting to be forgotten. "
         "Training applies it before its next round; without training: "
