@@ -25,6 +25,7 @@ from fastfedul.forgetting.certificates import Certificate, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
 from fastfedul.forgetting.signing import read_public_key
 from fastfedul.forgetting.statements import RoundCounts, conclusions
+from fastfedul.forgetting.timestamps import Stamp, request_stamp
 from fastfedul.forgetting.trust import trusted_keys
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.lookalikes import lookalike_warnings
@@ -65,6 +66,13 @@ def check_certificate(
             help="Id of the ledger that the certificate must be about.", metavar="ID"
         ),
     ] = None,
+    tsa_root: Annotated[
+        Path | None,
+        typer.Option(
+            help="Root certificate in PEM of a time stamping authority that you trust; "
+            "the certificate must then have a time stamp of it."
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check a certificate, and say which conclusions it allows.
@@ -81,6 +89,7 @@ def check_certificate(
         try:
             found = read_certificate(certificate)
             keys = (read_public_key(public_key),) if public_key else trusted_keys()
+            stamp = Stamp.beside(certificate, tsa_root)
             place = run or _around(certificate)
             ledger = stack.enter_context(LedgerReader(place)) if place else None
         except LedgerDamagedError:
@@ -89,7 +98,7 @@ def check_certificate(
             print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
         with err().status("checking"):
-            result = audit(found, ledger, keys, ledger_id=ledger_id)
+            result = audit(found, ledger, keys, ledger_id=ledger_id, stamp=stamp)
         names = found.predicate.clients
         # A ledger that fails its checks may not be readable.
         known = ledger.clients() if ledger and not result.failed else names
@@ -102,6 +111,33 @@ def check_certificate(
         raise typer.Exit(1)
     if not result.ok:
         raise typer.Exit(NOT_AUTHENTICATED)
+
+
+@app.command()
+def timestamp(
+    certificate: Annotated[
+        Path, typer.Argument(help="File of the certificate.", metavar="CERTIFICATE")
+    ],
+    tsa: Annotated[
+        str, typer.Option(help="Address of a time stamping authority.", metavar="URL")
+    ],
+    json: JsonFlag = False,
+) -> None:
+    """Have somebody else say when a certificate existed, by RFC 3161.
+
+    The authority gets a digest of the file and nothing else. Its answer is put beside
+    the file, in CERTIFICATE.tsr, and counts as long as the file stays as it is.
+
+    Example: `fastfedul certificate timestamp RUN/certificates/1.json --tsa URL`
+    """
+    read_certificate(certificate)
+    with err().status("waiting for the authority"):
+        place, time = request_stamp(certificate, tsa)
+    if json:
+        print_json({"stamp": str(place), "time": time.isoformat()})
+    else:
+        facts = [("time", time.isoformat()), ("stamp", str(place))]
+        print_facts("Time stamp", facts)
 
 
 def _around(certificate: Path) -> Path | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
 
-from fastfedul.errors import FastFedULError, LedgerError, UnlearnRefusedError
+from fastfedul.errors import (
+    FastFedULError,
+    InvalidInputError,
+    LedgerError,
+    UnlearnRefusedError,
+)
 from fastfedul.forgetting.certificates import Certificate
 from fastfedul.forgetting.envelopes import Envelope
 from fastfedul.forgetting.signing import PublicKey
@@ -20,6 +25,7 @@ from fastfedul.forgetting.statements import (
     is_certified,
     make_statement,
 )
+from fastfedul.forgetting.timestamps import Stamp
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
 from fastfedul.ledger.views import PastView
@@ -30,6 +36,9 @@ from fastfedul.records import LogEntry
 
 TOLERANCE = 1e-5
 """How far, relative to its norm, a recomputed change of the model may be off."""
+
+CLOCKS_APART = timedelta(minutes=1)
+"""How far the server's clock may be ahead of a time stamping authority's."""
 
 Verdict = Literal["holds", "fails", "not checked"]
 
@@ -45,8 +54,8 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: `signature`, `time`, `ledger`, `log`, `request`, `chain`, `model`,
-            `clients` or `recomputed`.
+        name: `signature`, `time`, `stamp`, `ledger`, `log`, `request`, `chain`,
+            `model`, `clients` or `recomputed`.
         verdict: Whether it holds.
         text: The finding, in one line.
     """
@@ -85,6 +94,7 @@ def audit(
     trusted: Sequence[PublicKey] = (),
     *,
     ledger_id: str | None = None,
+    stamp: Stamp | None = None,
 ) -> Audit:
     """Check a certificate that was read by `read_certificate`.
 
@@ -93,10 +103,12 @@ def audit(
         ledger: The ledger it is about, if it is there.
         trusted: Public keys of signers, from a source that is trusted.
         ledger_id: Id of the ledger that the certificate must be about, if it is known.
+        stamp: The certificate's file with its time stamp, if it may have one.
     """
     statement = certificate.statement
     signature, signer = _check_signature(certificate.envelope, trusted)
     checks = [signature, _check_times(statement.predicate)]
+    checks += [] if stamp is None else _check_stamp(stamp, statement.predicate)
     about = statement.predicate.ledger.id
     if ledger_id is not None or ledger is not None:
         expected = ledger_id if ledger is None else ledger.ledger_id
@@ -160,6 +172,23 @@ def _check_times(predicate: Predicate) -> Check:
         return Check("time", "fails", text)
     text = f"applied at {predicate.applied}, not before it was asked for"
     return Check("time", "holds", text)
+
+
+def _check_stamp(stamp: Stamp, predicate: Predicate) -> list[Check]:
+    """Return whether an authority that is trusted stamped the certificate."""
+    if not stamp.roots:
+        text = "no authority is trusted; give its root certificate with --tsa-root"
+        return [Check("stamp", "not checked", text)] if stamp.answer else []
+    try:
+        time = stamp.time()
+        late = _moment(predicate.applied) - time
+    except (InvalidInputError, ValueError) as error:
+        return [Check("stamp", "fails", str(error))]
+    if late > CLOCKS_APART:
+        text = f"stamped at {time.isoformat()}, before it was applied"
+        return [Check("stamp", "fails", text)]
+    text = f"a trusted authority says that it existed at {time.isoformat()}"
+    return [Check("stamp", "holds", text)]
 
 
 def _moment(text: str) -> datetime:
