@@ -27,6 +27,7 @@ from tests.support.audited import (
     places_of,
     round_of,
 )
+from tests.support.commands import require_programs
 
 pytest.importorskip("cryptography")
 
@@ -76,8 +77,7 @@ def test_openssl_verifies_it_as_the_page_says(file: Path, tmp_path: Path) -> Non
         Path(__file__).parents[2] / "docs" / "reference" / "certificate-format.md"
     ).read_text()
     [script] = [part for part in page.split("```") if part.startswith("sh\n")]
-    if shutil.which("openssl") is None or shutil.which("jq") is None:
-        pytest.skip("needs openssl and jq")
+    require_programs("openssl", "jq")
     shutil.copy(file, tmp_path / "1.json")
     (tmp_path / "signer.pub").write_bytes(KEY.public.pem)
     command = ["bash", "-euo", "pipefail", "-c", script.removeprefix("sh\n")]

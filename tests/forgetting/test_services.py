@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from fastfedul.forgetting.signing import (
     write_public_key,
 )
 from tests.support.audited import CLIENTS, START, key_of, round_of
+from tests.support.commands import require_programs
 
 pytest.importorskip("cryptography")
 SOFTHSM = Path("/usr/lib/softhsm/libsofthsm2.so")
@@ -153,8 +153,7 @@ def test_a_key_that_fails_after_the_commit_leaves_a_certificate_to_sign(
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A token of SoftHSM with an ECDSA key of number 7; its label."""
     pkcs11 = pytest.importorskip("pkcs11")
-    if shutil.which("softhsm2-util") is None or not SOFTHSM.exists():
-        pytest.skip("needs softhsm2")
+    require_programs("softhsm2-util")
     (tmp_path / "tokens").mkdir()
     config = tmp_path / "softhsm2.conf"
     config.write_text(f"directories.tokendir = {tmp_path / 'tokens'}\n")

@@ -17,6 +17,7 @@ from fastfedul.forgetting.signing import (
     read_key,
     read_public_key,
 )
+from tests.support.commands import require_programs
 
 pytest.importorskip("cryptography")
 
@@ -43,6 +44,7 @@ def test_a_signature_is_that_of_the_standard() -> None:
 
 
 def test_the_fingerprint_is_what_openssl_and_sha256_say(tmp_path: Path) -> None:
+    require_programs("openssl")
     path = tmp_path / "key.pem"
     key = new_key(path)
     command = ["openssl", "pkey", "-pubin", "-in", str(public_path(path))]

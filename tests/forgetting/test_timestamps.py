@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.forgetting.checking import Audit, audit
 from fastfedul.forgetting.timestamps import Stamp, request_stamp, stamp_path
 from tests.support.audited import CLIENTS, START, key_of, round_of, verdicts
+from tests.support.commands import require_programs
 
 pytest.importorskip("rfc3161_client")
 KEY = key_of(1)
@@ -105,8 +105,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl")
+    require_programs("openssl")
     server = Authority(tmp_path_factory.mktemp("authority"))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

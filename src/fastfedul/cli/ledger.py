@@ -124,6 +124,37 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
 
 
 @app.command()
+def lineage(
+    path: LedgerPath,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Also draw it to this file, such as lineage.svg."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show every model that the ledger has or had, and how each was made.
+
+    Rounds that follow each other are one line; --json has every model with its digest
+    and the digest of the model it was made from.
+    """
+    from fastfedul.report.lineage_chart import draw_lineage, stages_of
+
+    with LedgerReader(path) as ledger, ledger.snapshot():
+        models, ledger_id = ledger.lineage(), ledger.ledger_id
+    if picture is not None:
+        draw_lineage(models, picture)
+    if json:
+        rows = [asdict(model) for model in models]
+        print_json({"ledger_id": ledger_id, "models": rows})
+        return
+    print_table(
+        f"Models of {path}",
+        ["made by", "BLAKE3 digest of the last one"],
+        [[stage.title, stage.last.digest] for stage in stages_of(models)],
+    )
+
+
+@app.command()
 def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     """List the clients: rounds, share, kept updates, norm of updates."""
     with LedgerReader(path) as ledger, ledger.snapshot():

@@ -57,6 +57,7 @@ from fastfedul.ledger.store import arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.entries import (
     client_entry,
+    model_entries,
     name_of,
     round_entry,
     update_entry,
@@ -83,6 +84,7 @@ from fastfedul.ledger.store.schema import (
     FileRow,
     HeadRow,
     LedgerRow,
+    ModelRow,
     PairRow,
     PolicyRow,
     RoundRow,
@@ -105,6 +107,7 @@ from fastfedul.records import (
     History,
     LogEntry,
     Model,
+    ModelEntry,
     PairEntry,
     Round,
     RoundEntry,
@@ -319,6 +322,11 @@ class LedgerReader:
             if len(entries) != self.head.num_events:
                 raise self._lost("events")
         return entries
+
+    def lineage(self) -> Sequence[ModelEntry]:
+        """Return every model that the ledger has or had, the oldest first."""
+        with self.index.reading():
+            return model_entries(self._all(ModelRow))
 
     def requests(self) -> Sequence[ForgetRequest]:
         """Return who was asked to be forgotten, in the order of asking."""
@@ -802,8 +810,10 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
                     num_files=1,
                     num_adjustments=0,
                     num_events=0,
+                    num_models=1,
                 )
             )
+            index.add(ModelRow(1, digest, "initial", 0))
             index.add(PolicyRow(1, settings.history, settings.budget))
     finally:
         index.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def move_model(change: Transaction, model: Model, delta: Flat) -> None:
     """Make a cleaned model the current one, and record by how much it moved."""
-    with change.writing_model(model):
+    with change.writing_model(model, "forgetting"):
         if change.settings.history == "rounds":
             add_adjustment(change, change.head.num_rounds, delta)
 

@@ -15,6 +15,7 @@ from fastfedul.records import (
     ClientState,
     History,
     KeepUse,
+    ModelOrigin,
     RequestState,
     StorageDtype,
 )
@@ -182,6 +183,18 @@ class EventRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRow(Row):
+    """A model that the ledger has or had; it was made from the model before it."""
+
+    table: ClassVar[str] = "models"
+
+    id: int
+    model: bytes
+    origin: ModelOrigin
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRow(Row):
     """Where the ledger stands, and how many rows the other tables have."""
 
@@ -203,6 +216,7 @@ class HeadRow(Row):
     num_files: int
     num_adjustments: int
     num_events: int
+    num_models: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +268,7 @@ ROWS: tuple[type[Row], ...] = (
     FileRow,
     AdjustmentRow,
     EventRow,
+    ModelRow,
     HeadRow,
     RequestRow,
     RequestHeadRow,
@@ -269,6 +284,7 @@ COUNTED = (
     FileRow,
     AdjustmentRow,
     EventRow,
+    ModelRow,
 )
 """Tables whose rows the head counts.
 
