@@ -23,7 +23,7 @@ from fastfedul.cli.output import (
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import Certificate, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
-from fastfedul.forgetting.signing import read_public_key
+from fastfedul.forgetting.signing import PublicKey, read_public_key
 from fastfedul.forgetting.statements import RoundCounts, conclusions
 from fastfedul.forgetting.timestamps import Stamp, request_stamp
 from fastfedul.forgetting.trust import trusted_keys
@@ -39,6 +39,15 @@ _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 
 app = typer.Typer(no_args_is_help=True)
 
+SignersKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="The signer's public key in PEM, which you trust. [the keys of "
+        "`fastfedul key trusted`]",
+        show_default=False,
+    ),
+]
+
 
 @app.command("check")
 def check_certificate(
@@ -52,14 +61,7 @@ def check_certificate(
             show_default=False,
         ),
     ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="The signer's public key in PEM, which you trust. [the keys of "
-            "`fastfedul key trusted`]",
-            show_default=False,
-        ),
-    ] = None,
+    public_key: SignersKey = None,
     ledger_id: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +90,7 @@ def check_certificate(
     with ExitStack() as stack:
         try:
             found = read_certificate(certificate)
-            keys = (read_public_key(public_key),) if public_key else trusted_keys()
+            keys = believed_keys(public_key)
             stamp = Stamp.beside(certificate, tsa_root)
             place = run or _around(certificate)
             ledger = stack.enter_context(LedgerReader(place)) if place else None
@@ -138,6 +140,11 @@ def timestamp(
     else:
         facts = [("time", time.isoformat()), ("stamp", str(place))]
         print_facts("Time stamp", facts)
+
+
+def believed_keys(public_key: Path | None) -> tuple[PublicKey, ...]:
+    """Return the key of the command line alone, else the keys that the user pinned."""
+    return (read_public_key(public_key),) if public_key else trusted_keys()
 
 
 def _around(certificate: Path) -> Path | None:

@@ -109,7 +109,7 @@ def trust(
     file: Annotated[Path, typer.Argument(help="The signer's public key, in PEM.")],
     json: JsonFlag = False,
 ) -> None:
-    """Trust a public key: `certificate check` accepts its signatures from now on.
+    """Trust a public key: checks accept its signatures.
 
     Compare the fingerprint with the signer first, on another way than the one that
     brought you the file.

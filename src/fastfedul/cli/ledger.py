@@ -132,7 +132,7 @@ def lineage(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show every model that the ledger has or had, and how each was made.
+    """Show every model that the ledger had, and how it was made.
 
     Rounds that follow each other are one line; --json has every model with its digest
     and the digest of the model it was made from.

@@ -123,19 +123,30 @@ def read_certificate(path: Path) -> Certificate:
     Raises:
         InvalidInputError: If the file holds no certificate of this format.
     """
+    text = read_text(path)
+    try:
+        envelope = parse_envelope(text)
+        return Certificate(envelope, parse_statement(envelope.payload))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path} is no certificate: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a certificate or a receipt.
+
+    Raises:
+        InvalidInputError: If it cannot be read, is too large or is not text.
+    """
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise InvalidInputError("it is too large")
-        envelope = parse_envelope(path.read_text("utf-8"))
-        return Certificate(envelope, parse_statement(envelope.payload))
+            raise InvalidInputError(f"{path} is no certificate: it is too large")
+        return path.read_text("utf-8")
     except OSError as error:
         raise InvalidInputError(
             f"cannot read {path}: {error.strerror or error}; check the path"
         ) from None
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path} is no certificate: it is not text") from None
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{path} is no certificate: {error}") from None
 
 
 def _standing(path: Path) -> tuple[str | None, bool] | None:

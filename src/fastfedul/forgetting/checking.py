@@ -106,7 +106,7 @@ def audit(
         stamp: The certificate's file with its time stamp, if it may have one.
     """
     statement = certificate.statement
-    signature, signer = _check_signature(certificate.envelope, trusted)
+    signature, signer = check_signature(certificate.envelope, trusted)
     checks = [signature, _check_times(statement.predicate)]
     checks += [] if stamp is None else _check_stamp(stamp, statement.predicate)
     about = statement.predicate.ledger.id
@@ -130,7 +130,7 @@ def audit(
     return Audit(tuple(checks), signer)
 
 
-def _check_signature(
+def check_signature(
     envelope: Envelope, trusted: Sequence[PublicKey]
 ) -> tuple[Check, str | None]:
     """Return whether a trusted key signed, and the fingerprint of that key."""

@@ -8,10 +8,11 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError
+from fastfedul.forgetting.json_objects import JsonObject
 from fastfedul.forgetting.signing import PublicKey, SigningKey, sign_extra
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -74,16 +75,12 @@ class Envelope:
         return json.dumps(found, indent=2) + "\n"
 
 
-class _Members(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _SignatureMembers(_Members):
+class _SignatureMembers(JsonObject):
     keyid: str
     sig: str
 
 
-class _EnvelopeMembers(_Members):
+class _EnvelopeMembers(JsonObject):
     payload: str
     payloadType: str  # noqa: N815
     signatures: list[_SignatureMembers]

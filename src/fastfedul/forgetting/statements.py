@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     StringConstraints,
@@ -21,6 +19,7 @@ from pydantic import (
 
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError
+from fastfedul.forgetting.json_objects import JsonObject
 from fastfedul.ledger.changes.log import TAKES_OUT
 from fastfedul.records import LogEntry
 
@@ -72,34 +71,28 @@ Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Unsigned = Annotated[int, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    """A JSON object whose members are exactly its fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Digests(_Part):
+class Digests(JsonObject):
     """Digests of a model file."""
 
     blake3: Hex
     sha256: Hex
 
 
-class Subject(_Part):
+class Subject(JsonObject):
     """A model that the statement is about."""
 
     name: Literal["model-before", "model-after"]
     digest: Digests
 
 
-class LedgerIdentity(_Part):
+class LedgerIdentity(JsonObject):
     """The ledger that forgot: its random id, and its federation if that has a name."""
 
     id: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     federation: str | None
 
 
-class RequestFacts(_Part):
+class RequestFacts(JsonObject):
     """A request that the forgetting answered."""
 
     request: int
@@ -107,49 +100,49 @@ class RequestFacts(_Part):
     reason: str | None
 
 
-class MethodFacts(_Part):
+class MethodFacts(JsonObject):
     """The method with all its settings."""
 
     name: str
     settings: dict[str, JsonValue] | None
 
 
-class RoundCounts(_Part):
+class RoundCounts(JsonObject):
     """Rounds of the ledger then, and rounds with one of the clients."""
 
     recorded: Unsigned
     taken_part: Unsigned | None
 
 
-class Coverage(_Part):
+class Coverage(JsonObject):
     """Part of the clients' share in the model whose updates were kept, 0 to 1."""
 
     all: float | None
     by_client: list[float] | None
 
 
-class Movement(_Part):
+class Movement(JsonObject):
     """How far the model moved; the standard error is for a sample of the updates."""
 
     moved_by: float | None
     standard_error: float | None
 
 
-class Chain(_Part):
+class Chain(JsonObject):
     """Ends of the ledger's hash chain before and after."""
 
     before: Hex
     after: Hex
 
 
-class LogPlace(_Part):
+class LogPlace(JsonObject):
     """Number and digest of the entry of the log; the digest covers all before it."""
 
     entry: Annotated[int, Field(ge=1)]
     digest: Hex
 
 
-class Bound(_Part):
+class Bound(JsonObject):
     """Bound of Theorem 1, with its meaning."""
 
     distance: float | None
@@ -159,7 +152,7 @@ class Bound(_Part):
     does_not_mean: str
 
 
-class Predicate(_Part):
+class Predicate(JsonObject):
     """What the ledger says about the forgetting."""
 
     ledger: LedgerIdentity
@@ -180,7 +173,7 @@ class Predicate(_Part):
     may_not_conclude: list[str]
 
 
-class Statement(_Part):
+class Statement(JsonObject):
     """An in-toto Statement: the subjects and the predicate."""
 
     type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]

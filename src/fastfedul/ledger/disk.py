@@ -204,6 +204,11 @@ class LedgerReader:
         return self._row.ledger_id
 
     @property
+    def receipt_secret(self) -> bytes:
+        """The 32 bytes from which the secrets of the clients' receipts are made."""
+        return self._row.receipt_secret
+
+    @property
     def num_rounds(self) -> int:
         """How many rounds are recorded."""
         return self.head.num_rounds
@@ -787,6 +792,7 @@ def _fill(folder: Path, initial: Model, settings: LedgerSettings) -> None:
                 stored.packed(),
                 secrets.token_hex(16),
                 settings.federation,
+                secrets.token_bytes(32),
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))

@@ -55,6 +55,7 @@ class LedgerRow(Row):
     initial: bytes
     ledger_id: str
     federation: str | None
+    receipt_secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
