@@ -14,9 +14,9 @@ from fastfedul import DiskLedger, LedgerReader, add_request, apply_requests, ver
 from fastfedul.forgetting.certificates import (
     certificate_path,
     certificates_folder,
-    is_certified,
 )
 from fastfedul.forgetting.folder import RUN_CONFIG, RUN_MODEL, write_run_model
+from fastfedul.forgetting.statements import is_certified
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store.model_files import read_model
 from fastfedul.records import History, VectorRef

@@ -220,6 +220,29 @@ class ClientEntry:
     num_dropped: int = 0
 
 
+ModelOrigin = Literal["initial", "round", "forgetting"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that a ledger has or had, without its values.
+
+    Attributes:
+        number: Models of a ledger count from 1; each was made from the one before it.
+        digest: BLAKE3 digest of the model's file, in hexadecimal.
+        parent: Digest of the model it was made from; None for the initial model.
+        origin: How it was made.
+        at: Number of the round, or of the log's entry for a forgetting; 0 for the
+            initial model.
+    """
+
+    number: int
+    digest: str
+    parent: str | None
+    origin: ModelOrigin
+    at: int
+
+
 @dataclass(frozen=True, slots=True)
 class VectorRef:
     """Names one stored vector of a round.

@@ -45,7 +45,7 @@ pytest.importorskip("cryptography")
 SIZE = 3000
 CLIENTS = ("a", "b", "c", "d")
 START = Params.of({"w": np.zeros(SIZE, np.float32)})
-KEY = SigningKey(bytes(range(32)))
+KEY = SigningKey.of_bytes(bytes(range(32)))
 
 
 def round_of(index: int, clients: tuple[str, ...] = CLIENTS) -> Round:
@@ -76,7 +76,7 @@ def path(tmp_path: Path) -> Path:
 def holds(path: Path, file: Path) -> bool:
     with LedgerReader(path) as ledger:
         assert verify(ledger).problems == ()
-        return audit(read_certificate(file), ledger, KEY.public).ok
+        return audit(read_certificate(file), ledger, [KEY.public]).ok
 
 
 def test_requests_are_applied_in_order_and_certified(
@@ -100,12 +100,12 @@ def test_requests_are_applied_in_order_and_certified(
     assert [one.request.state for one in done] == ["applied", "applied"]
     assert [one.certificate for one in done] == [folder / "1.json", folder / "2.json"]
     assert all(one.signed and holds(path, folder / "1.json") for one in done)
-    found = read_certificate(folder / "1.json")
-    assert found["clients"] == ["c"]
-    assert found["requests"][0]["reason"] == "first"
-    assert found["rounds"] == {"recorded": 3, "taken_part": 3}
-    assert found["history"] == "erased"
-    assert found["coverage"]["all"] == 1
+    found = read_certificate(folder / "1.json").predicate
+    assert found.clients == ["c"]
+    assert found.requests[0].reason == "first"
+    assert (found.rounds.recorded, found.rounds.taken_part) == (3, 3)
+    assert found.history == "erased"
+    assert found.coverage.all == 1
     by_hand = record(tmp_path / "by hand")
     with DiskLedger(by_hand) as other, LedgerReader(path) as ledger:
         forget(other, ["c"], erase=True)
@@ -150,11 +150,15 @@ def test_what_the_method_refuses_is_a_refused_request_with_the_reason(
         assert ledger.clients()["b"].state == "forgotten"
     names = {file.name for file in (tmp_path / "certificates").iterdir()}
     assert names == {"2.json", "3.json"}
-    found = read_certificate(tmp_path / "certificates" / "3.json")
-    assert found["signature"] is None
-    assert found["history"] == "kept"
-    assert found["coverage"]["by_client"] == [pytest.approx(0.1)]
-    assert found["bound"]["distance"] is None
+    certificate = read_certificate(tmp_path / "certificates" / "3.json")
+    assert not certificate.is_signed
+    found = certificate.predicate
+    assert found.history == "kept"
+    assert found.coverage.by_client is not None
+    [coverage] = found.coverage.by_client
+    assert coverage == pytest.approx(0.1)
+    assert found.bound is not None
+    assert found.bound.distance is None
 
 
 class Cancelling(FastFedUL):
@@ -201,10 +205,10 @@ def test_a_certificate_without_signature_is_signed_once_there_is_a_key(
     add_request(path, "a")
     with DiskLedger(path) as ledger:
         apply_requests(ledger, certificates=folder)
-        assert read_certificate(folder / "1.json")["signature"] is None
+        assert not read_certificate(folder / "1.json").is_signed
         apply_requests(ledger, certificates=folder, key=KEY)
         signed = (folder / "1.json").read_bytes()
-        other = SigningKey(bytes(32))
+        other = SigningKey.of_bytes(bytes(32))
         apply_requests(ledger, certificates=folder, key=other)
         apply_requests(ledger, certificates=folder)
     assert (folder / "1.json").read_bytes() == signed
@@ -310,7 +314,7 @@ def test_a_process_killed_while_applying_leaves_each_request_whole(
             assert ledger.final.params.flat.tobytes() == model
         for request in range(1, 4):
             assert holds(path, folder / f"{request}.json")
-        assert read_certificate(folder / "1.json")["clients"] == ["a"]
+        assert read_certificate(folder / "1.json").predicate.clients == ["a"]
     assert counts == {0, 1, 2, 3}
 
 

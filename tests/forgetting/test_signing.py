@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,15 @@ import pytest
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.forgetting.signing import (
+    SigningKey,
     default_key_path,
     find_key,
-    fingerprint,
-    is_signed,
     new_key,
     public_path,
     read_key,
     read_public_key,
 )
+from tests.support.commands import require_programs
 
 pytest.importorskip("cryptography")
 
@@ -31,18 +32,41 @@ RFC_8032 = (
 
 
 def test_a_signature_is_that_of_the_standard() -> None:
-    from fastfedul.forgetting.signing import SigningKey
-
     private, public, message, signature = map(bytes.fromhex, RFC_8032)
-    key = SigningKey(private)
-    assert key.public == public
+    key = SigningKey.of_bytes(private)
+    assert key.public.der[-32:] == public
     assert key.sign(message) == signature
-    assert is_signed(message, signature, public)
-    assert not is_signed(message + b"x", signature, public)
-    assert not is_signed(message, signature[:-1], public)
-    assert not is_signed(message, signature, b"short")
+    assert key.public.verifies(message, signature)
+    assert not key.public.verifies(message + b"x", signature)
+    assert not key.public.verifies(message, signature[:-1])
     assert private.hex() not in repr(key)
     assert repr(private) not in repr(key)
+
+
+def test_the_fingerprint_is_what_openssl_and_sha256_say(tmp_path: Path) -> None:
+    require_programs("openssl")
+    path = tmp_path / "key.pem"
+    key = new_key(path)
+    command = ["openssl", "pkey", "-pubin", "-in", str(public_path(path))]
+    der = subprocess.run([*command, "-outform", "DER"], capture_output=True, check=True)
+    assert hashlib.sha256(der.stdout).hexdigest() == key.public.fingerprint
+    pem = subprocess.run(command, capture_output=True, check=True)
+    assert pem.stdout == key.public.pem
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602, 0o777])
+def test_a_key_that_others_may_read_or_change_is_refused(
+    mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "my key.pem"
+    key = new_key(path)
+    path.chmod(mode)
+    with pytest.raises(InvalidInputError, match=r"chmod 600 '.*my key.pem'") as caught:
+        read_key(path)
+    assert "\n" not in str(caught.value)
+    path.chmod(0o400)
+    assert read_key(path) == key
+    assert read_key(f"file:{path}") == key
 
 
 def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
@@ -52,7 +76,7 @@ def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     assert b"BEGIN PRIVATE KEY" in path.read_bytes()
     assert read_key(path) == key
     assert read_public_key(public_path(path)) == key.public
-    assert len(fingerprint(key.public)) == 64
+    assert len(key.public.fingerprint) == 64
     assert {p.name for p in path.parent.iterdir()} == {"signing.pem", "signing.pem.pub"}
     before = path.read_bytes()
     with pytest.raises(InvalidInputError, match="not overwritten"):
@@ -97,6 +121,7 @@ def test_what_is_no_key_is_refused_in_one_line(tmp_path: Path) -> None:
     locked = ed25519.Ed25519PrivateKey.generate().private_bytes(pem, pkcs8, secret)
     for data in (b"", b"nonsense", other.private_bytes(pem, pkcs8, nothing), locked):
         path.write_bytes(data)
+        path.chmod(0o600)
         for read in (read_key, read_public_key):
             with pytest.raises(InvalidInputError) as caught:
                 read(path)
@@ -105,6 +130,11 @@ def test_what_is_no_key_is_refused_in_one_line(tmp_path: Path) -> None:
         read_public_key(tmp_path / "nowhere")
     with pytest.raises(InvalidInputError, match="cannot write"):
         new_key(path / "below a file")
+    curve = ec.generate_private_key(ec.SECP256K1()).public_key()
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    path.write_bytes(curve.public_bytes(pem, spki))
+    with pytest.raises(InvalidInputError, match="no usable public key"):
+        read_public_key(path)
 
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fastfedul import (
 from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.replies import RoundDiscardedError
+from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.runs.preparation import client_names
 from fastfedul.runs.training import (
     RoundMetrics,
@@ -256,9 +257,10 @@ def test_a_request_during_training_is_as_an_erasure_by_hand(
 
 
 def settings_of(folder: Path, name: str) -> dict[str, Any]:
-    certificate = json.loads((folder / "certificates" / name).read_text())
-    settings: dict[str, Any] = certificate["method"]["settings"]
-    return settings
+    method = read_certificate(folder / "certificates" / name).predicate.method
+    assert method is not None
+    assert method.settings is not None
+    return method.settings
 
 
 def test_the_options_say_how_to_forget_while_it_trains(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from fastfedul.cli import main
 
 COMMAND = (sys.executable, "-m", "fastfedul")
+
+
+def require_programs(*names: str) -> None:
+    """Skip a test whose programs are not installed; in CI it fails instead."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing and os.environ.get("CI") != "true":
+        pytest.skip(f"needs {', '.join(missing)}")
+    assert not missing
 
 
 def run_program(

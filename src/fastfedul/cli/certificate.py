@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,18 +18,35 @@ from fastfedul.cli.output import (
     print_facts,
     print_json,
     show_name,
+    warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
-from fastfedul.forgetting.certificates import conclusions, read_certificate
+from fastfedul.forgetting.certificates import Certificate, read_certificate
 from fastfedul.forgetting.checking import Audit, audit
-from fastfedul.forgetting.signing import read_public_key
+from fastfedul.forgetting.signing import PublicKey, read_public_key
+from fastfedul.forgetting.statements import RoundCounts, conclusions
+from fastfedul.forgetting.timestamps import Stamp, request_stamp
+from fastfedul.forgetting.trust import trusted_keys
 from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.store.folder import INDEX
+
+NOT_AUTHENTICATED = 3
+"""Exit code: no check fails, but no key that the user trusts signed."""
 
 _COLORS = {"holds": "green", "fails": "red", "not checked": "yellow"}
 
 
 app = typer.Typer(no_args_is_help=True)
+
+SignersKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="The signer's public key in PEM, which you trust. [the keys of "
+        "`fastfedul key trusted`]",
+        show_default=False,
+    ),
+]
 
 
 @app.command("check")
@@ -44,25 +61,37 @@ def check_certificate(
             show_default=False,
         ),
     ] = None,
-    public_key: Annotated[
+    public_key: SignersKey = None,
+    ledger_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Id of the ledger that the certificate must be about.", metavar="ID"
+        ),
+    ] = None,
+    tsa_root: Annotated[
         Path | None,
-        typer.Option(help="The signer's public key, a PEM file that you trust."),
+        typer.Option(
+            help="Root certificate in PEM of a time stamping authority that you trust; "
+            "the certificate must then have a time stamp of it."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check a certificate, and say which conclusions it allows.
 
-    It checks the signature. If the ledger is there, it compares the log, the rounds and
-    the model with the certificate. If the ledger still has the clients' updates, it
-    computes the forgetting again. Exit codes: 0 all checks that were possible hold; 1 a
-    check fails, or none was possible; 2 no certificate, key or ledger is there.
+    It checks that a key that you trust signed. If the ledger is there, it compares the
+    log, the rounds and the model with the certificate. If the ledger still has the
+    clients' updates, it computes the forgetting again. Exit codes: 0 a trusted key
+    signed and every possible check holds; 1 a check fails; 2 no certificate, key or
+    ledger is there; 3 not authenticated: no check fails, but no trusted key signed.
 
     Example: `fastfedul certificate check RUN/certificates/1.json --public-key KEY.pub`
     """
     with ExitStack() as stack:
         try:
             found = read_certificate(certificate)
-            key = None if public_key is None else read_public_key(public_key)
+            keys = believed_keys(public_key)
+            stamp = Stamp.beside(certificate, tsa_root)
             place = run or _around(certificate)
             ledger = stack.enter_context(LedgerReader(place)) if place else None
         except LedgerDamagedError:
@@ -71,13 +100,51 @@ def check_certificate(
             print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
         with err().status("checking"):
-            result = audit(found, ledger, key)
+            result = audit(found, ledger, keys, ledger_id=ledger_id, stamp=stamp)
+        names = found.predicate.clients
+        # A ledger that fails its checks may not be readable.
+        known = ledger.clients() if ledger and not result.failed else names
+        lookalikes = lookalike_warnings(names, known)
     if json:
-        print_json(_facts(result, found))
+        print_json({**_facts(result, found), "warnings": list(lookalikes)})
     else:
-        _show(result, found, place)
-    if not result.ok:
+        _show(result, found, place, lookalikes)
+    if result.failed:
         raise typer.Exit(1)
+    if not result.ok:
+        raise typer.Exit(NOT_AUTHENTICATED)
+
+
+@app.command()
+def timestamp(
+    certificate: Annotated[
+        Path, typer.Argument(help="File of the certificate.", metavar="CERTIFICATE")
+    ],
+    tsa: Annotated[
+        str, typer.Option(help="Address of a time stamping authority.", metavar="URL")
+    ],
+    json: JsonFlag = False,
+) -> None:
+    """Have somebody else say when a certificate existed, by RFC 3161.
+
+    The authority gets a digest of the file and nothing else. Its answer is put beside
+    the file, in CERTIFICATE.tsr, and counts as long as the file stays as it is.
+
+    Example: `fastfedul certificate timestamp RUN/certificates/1.json --tsa URL`
+    """
+    read_certificate(certificate)
+    with err().status("waiting for the authority"):
+        place, time = request_stamp(certificate, tsa)
+    if json:
+        print_json({"stamp": str(place), "time": time.isoformat()})
+    else:
+        facts = [("time", time.isoformat()), ("stamp", str(place))]
+        print_facts("Time stamp", facts)
+
+
+def believed_keys(public_key: Path | None) -> tuple[PublicKey, ...]:
+    """Return the key of the command line alone, else the keys that the user pinned."""
+    return (read_public_key(public_key),) if public_key else trusted_keys()
 
 
 def _around(certificate: Path) -> Path | None:
@@ -87,49 +154,61 @@ def _around(certificate: Path) -> Path | None:
     return folder if any(path.is_file() for path in inside) else None
 
 
-def _facts(result: Audit, found: dict[str, Any]) -> dict[str, Any]:
+def _facts(result: Audit, found: Certificate) -> dict[str, Any]:
+    statement = found.statement.to_json()
     return {
         "ok": result.ok,
+        "authenticated": result.fingerprint is not None,
         "checks": [
             {"name": check.name, "verdict": check.verdict, "text": check.text}
             for check in result.checks
         ],
-        "signed": found["signature"] is not None,
+        "signed": found.is_signed,
         "fingerprint": result.fingerprint,
-        "certificate": found,
+        "subject": statement["subject"],
+        "certificate": statement["predicate"],
     }
 
 
-def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
-    coverage = found["coverage"]["all"]
-    names = ", ".join(show_name(str(name)) for name in found["clients"])
-    ledger = str(place) if place else "not at hand; only the file is checked"
+def _show(
+    result: Audit, found: Certificate, place: Path | None, lookalikes: Sequence[str]
+) -> None:
+    said, models = found.predicate, found.statement
+    coverage = said.coverage.all
+    names = ", ".join(show_name(name) for name in said.clients)
     print_facts(
-        f"Certificate: {_plain(found['action'])} {names}",
+        f"Certificate: {said.action} {names}",
         [
-            ("applied", _plain(found["applied"])),
-            ("updates", _plain(found["history"])),
-            ("rounds", _rounds(found["rounds"])),
+            ("ledger id", said.ledger.id),
+            ("federation", _plain(said.ledger.federation or "has no name")),
+            ("applied", _plain(said.applied)),
+            ("updates", said.history),
+            ("rounds", _rounds(said.rounds)),
             ("kept of their share", "-" if coverage is None else f"{coverage:.1%}"),
-            ("model before", _plain(found["model"]["before"])),
-            ("model after", _plain(found["model"]["after"])),
-            ("signed by", result.fingerprint or "nobody"),
-            ("ledger", ledger),
+            ("model before, SHA-256", models.before.sha256),
+            ("model after, SHA-256", models.after.sha256),
+            ("signed by", result.fingerprint or "nobody whom you trust"),
+            ("ledger", str(place or "not at hand; only the file is checked")),
         ],
     )  # fmt: skip
+    for text in lookalikes:
+        warn(text)
     for check in result.checks:
         color = _COLORS[check.verdict]
         out().print(
             f"[{color}]{check.verdict}[/{color}] {check.name}: {escape(check.text)}",
             soft_wrap=True,
         )
-    if not result.ok:
-        failed = [c.name for c in result.checks if c.verdict == "fails"]
-        why = f"{', '.join(failed)} fails" if failed else "nothing could be checked"
+    if result.failed:
+        why = f"{', '.join(result.failed)} fails"
         err().print(f"[red]does not hold:[/red] {why}", soft_wrap=True)
         return
+    if not result.ok:
+        why = escape(result.checks[0].text)
+        err().print(f"[yellow]not authenticated:[/yellow] {why}", soft_wrap=True)
+        return
     # In the words of this program: a file may say anything.
-    may, may_not = conclusions(erased=found["history"] == "erased")
+    may, may_not = conclusions(erased=said.history == "erased")
     for title, texts in (
         ("You may conclude", may),
         ("You may not conclude", may_not),
@@ -139,10 +218,11 @@ def _show(result: Audit, found: dict[str, Any], place: Path | None) -> None:
             out().print(f"- {text}", markup=False)
 
 
-def _rounds(found: Mapping[str, Any]) -> str:
+def _rounds(found: RoundCounts) -> str:
     """Return in words how many rounds a certificate is about."""
-    taken, recorded = found["taken_part"], found["recorded"]
-    return f"{recorded} recorded" if taken is None else f"{taken} of {recorded}"
+    if found.taken_part is None:
+        return f"{found.recorded} recorded"
+    return f"{found.taken_part} of {found.recorded}"
 
 
 def _plain(text: str) -> str:

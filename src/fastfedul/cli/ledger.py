@@ -77,6 +77,8 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
         facts: dict[str, Any] = {
             "path": str(ledger.path),
             "format": FORMAT,
+            "ledger_id": ledger.ledger_id,
+            "federation": settings.federation,
             "rounds": ledger.num_rounds,
             "clients": states,
             "parameters": settings.layout.size,
@@ -112,6 +114,8 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
     print_facts(
         f"Ledger {path}",
         [
+            ("id", facts["ledger_id"]),
+            ("federation", facts["federation"] or "has no name"),
             ("rounds", str(facts["rounds"])),
             ("clients", people or "none yet"),
             ("parameters", f"{facts['parameters']:,} in {facts['arrays']} arrays"),
@@ -127,6 +131,37 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
     )
     for event in facts["events"]:
         out().print(f"{event['time']}  {_told(event)}", markup=False)
+
+
+@app.command()
+def lineage(
+    path: LedgerPath,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Also draw it to this file, such as lineage.svg."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show every model that the ledger had, and how it was made.
+
+    Rounds that follow each other are one line; --json has every model with its digest
+    and the digest of the model it was made from.
+    """
+    from fastfedul.report.lineage_chart import draw_lineage, stages_of
+
+    with LedgerReader(path) as ledger, ledger.snapshot():
+        models, ledger_id = ledger.lineage(), ledger.ledger_id
+    if picture is not None:
+        draw_lineage(models, picture)
+    if json:
+        rows = [asdict(model) for model in models]
+        print_json({"ledger_id": ledger_id, "models": rows})
+        return
+    print_table(
+        f"Models of {path}",
+        ["made by", "BLAKE3 digest of the last one"],
+        [[stage.title, stage.last.digest] for stage in stages_of(models)],
+    )
 
 
 @app.command()

@@ -23,9 +23,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fastfedul.canonical_json import finite_values
 from fastfedul.report.wording import show_bytes as show_bytes
 from fastfedul.report.wording import show_seconds as show_seconds
+from fastfedul.strict_json import finite_values
 
 Say = Callable[[str, int, int], None]
 """Called with the name of a task, the work done, and the work in all."""

@@ -44,6 +44,7 @@ from fastfedul.forgetting.requests import (
 )
 from fastfedul.forgetting.service import preview
 from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import DEFAULT_METHOD
 from fastfedul.records import ClientId, ForgetRequest
@@ -90,9 +91,13 @@ def add(
         method = DEFAULT_METHOD
     with err().status("waiting for the ledger"):
         request = add_request(run, client, reason, method=method, settings=settings)
+        with LedgerReader(run) as ledger:
+            warnings = lookalike_warnings([client], ledger.clients())
     if json:
-        print_json(facts_of(request))
+        print_json({**facts_of(request), "warnings": list(warnings)})
         return
+    for text in warnings:
+        warn(text)
     out().print(
         f"Request {request.number}: {show_name(client)} is waiting to be forgotten. "
         "Training applies it before its next round; without training: "

@@ -1,21 +1,31 @@
-"""Checks a certificate: its signature, the ledger it is about, and the computation."""
+"""Checks a certificate: who signed it, the ledger it is about, and the computation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import numpy as np
 
-from fastfedul.canonical_json import encode
-from fastfedul.errors import FastFedULError, LedgerError, UnlearnRefusedError
-from fastfedul.forgetting.certificates import (
-    is_certified,
-    make_certificate,
-    signed_bytes,
+from fastfedul.errors import (
+    FastFedULError,
+    InvalidInputError,
+    LedgerError,
+    UnlearnRefusedError,
 )
-from fastfedul.forgetting.signing import ALGORITHM, fingerprint, is_signed
+from fastfedul.forgetting.certificates import Certificate
+from fastfedul.forgetting.envelopes import Envelope
+from fastfedul.forgetting.signing import PublicKey
+from fastfedul.forgetting.statements import (
+    Predicate,
+    Statement,
+    is_certified,
+    make_statement,
+)
+from fastfedul.forgetting.timestamps import Stamp
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
 from fastfedul.ledger.views import PastView
@@ -27,14 +37,16 @@ from fastfedul.records import LogEntry
 TOLERANCE = 1e-5
 """How far, relative to its norm, a recomputed change of the model may be off."""
 
+CLOCKS_APART = timedelta(minutes=1)
+"""How far the server's clock may be ahead of a time stamping authority's."""
+
 Verdict = Literal["holds", "fails", "not checked"]
 
-ONLY_INTEGRITY = (
-    "it fits the public key inside the certificate, which proves that nothing was "
-    "changed since it was signed, but not who signed; compare the fingerprint, or give "
-    "the signer's key with --public-key"
+UNSIGNED = "the certificate is not signed, so anybody may have written it"
+NO_TRUSTED_KEY = (
+    "you trust no key; give the signer's with --public-key, or pin it with "
+    "`fastfedul key trust`"
 )
-UNSIGNED = "the certificate is not signed: by itself it proves nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +54,8 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: `signature`, `log`, `request`, `chain`, `model`, `clients` or
-            `recomputed`.
+        name: `signature`, `time`, `stamp`, `ledger`, `log`, `request`, `chain`,
+            `model`, `clients` or `recomputed`.
         verdict: Whether it holds.
         text: The finding, in one line.
     """
@@ -58,91 +70,145 @@ class Audit:
     """Findings of an audit.
 
     Attributes:
-        checks: One after the other.
-        fingerprint: Fingerprint of the key that signed; None if nobody did.
+        checks: One after the other; the signature comes first.
+        fingerprint: Fingerprint of the trusted key that signed; None if none did.
     """
 
     checks: tuple[Check, ...]
     fingerprint: str | None
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the checks that fail."""
+        return tuple(check.name for check in self.checks if check.verdict == "fails")
+
+    @property
     def ok(self) -> bool:
-        """Whether nothing fails, and at least the signature or the log holds."""
-        anchors = [c for c in self.checks if c.name in ("signature", "log")]
-        return all(c.verdict != "fails" for c in self.checks) and any(
-            c.verdict == "holds" for c in anchors
-        )
+        """Whether nothing fails and a trusted key signed."""
+        return not self.failed and self.fingerprint is not None
 
 
 def audit(
-    certificate: Mapping[str, Any],
+    certificate: Certificate,
     ledger: LedgerReader | None = None,
-    public_key: bytes | None = None,
+    trusted: Sequence[PublicKey] = (),
+    *,
+    ledger_id: str | None = None,
+    stamp: Stamp | None = None,
 ) -> Audit:
     """Check a certificate that was read by `read_certificate`.
 
     Args:
         certificate: The certificate.
         ledger: The ledger it is about, if it is there.
-        public_key: The signer's public key, from a source that is trusted.
+        trusted: Public keys of signers, from a source that is trusted.
+        ledger_id: Id of the ledger that the certificate must be about, if it is known.
+        stamp: The certificate's file with its time stamp, if it may have one.
     """
-    signature, signer = _check_signature(certificate, public_key)
-    checks = [signature]
-    if ledger is not None:
+    statement = certificate.statement
+    signature, signer = check_signature(certificate.envelope, trusted)
+    checks = [signature, _check_times(statement.predicate)]
+    checks += [] if stamp is None else _check_stamp(stamp, statement.predicate)
+    about = statement.predicate.ledger.id
+    if ledger_id is not None or ledger is not None:
+        expected = ledger_id if ledger is None else ledger.ledger_id
+        if ledger_id is not None and ledger is not None and expected != ledger_id:
+            text = f"the ledger at hand is {expected}, and {ledger_id} was asked for"
+            checks.append(Check("ledger", "fails", text))
+        elif about != expected:
+            text = f"the certificate is about ledger {about}, not {expected}"
+            checks.append(Check("ledger", "fails", text))
+        else:
+            text = f"the certificate is about this ledger, {about}"
+            checks.append(Check("ledger", "holds", text))
+    if ledger is not None and checks[-1].verdict == "holds":
         try:
             with ledger.snapshot():
-                checks += _check_ledger(certificate, ledger)
+                checks += _check_ledger(statement, ledger)
         except LedgerError as error:
             checks.append(Check("log", "fails", f"the ledger cannot be read: {error}"))
     return Audit(tuple(checks), signer)
 
 
-def _check_signature(
-    certificate: Mapping[str, Any], public_key: bytes | None
+def check_signature(
+    envelope: Envelope, trusted: Sequence[PublicKey]
 ) -> tuple[Check, str | None]:
-    found = certificate["signature"]
-    if found is None:
-        if public_key is None:
-            return Check("signature", "not checked", UNSIGNED), None
-        return Check("signature", "fails", "the certificate is not signed"), None
-    key, value = _bytes(found.get("public_key")), _bytes(found.get("value"))
-    known = set(found) == {"algorithm", "public_key", "value"}
-    if not known or found["algorithm"] != ALGORITHM or key is None or value is None:
-        text = f"it is not in the form of an {ALGORITHM} signature"
-        return Check("signature", "fails", text), None
-    signer = fingerprint(key)
-    if public_key is not None and key != public_key:
-        text = f"another key signed: its fingerprint is {signer}"
-        return Check("signature", "fails", text), signer
-    if not is_signed(signed_bytes(certificate), value, key):
-        text = "it does not fit: the certificate was changed after it was signed"
-        return Check("signature", "fails", text), signer
-    text = "it fits the given public key" if public_key else ONLY_INTEGRITY
-    return Check("signature", "holds", text), signer
+    """Return whether a trusted key signed, and the fingerprint of that key."""
+    if not envelope.signatures:
+        return Check("signature", "not checked", UNSIGNED), None
+    if not trusted:
+        return Check("signature", "not checked", NO_TRUSTED_KEY), None
+    signer = None
+    for key in trusted:
+        claimed = envelope.signature_of(key)
+        if claimed is None:
+            continue
+        if not key.verifies(envelope.signed_bytes(), claimed.value):
+            text = (
+                f"the signature of key {key.fingerprint} does not fit: the certificate "
+                "was changed after it was signed"
+            )
+            return Check("signature", "fails", text), None
+        signer = key.fingerprint
+    if signer is None:
+        others = ", ".join(f"{one.keyid!r:.80}" for one in envelope.signatures)
+        text = f"no key that you trust signed it; the signatures name {others}"
+        return Check("signature", "not checked", text), None
+    return Check("signature", "holds", f"the trusted key {signer} signed it"), signer
 
 
-def _bytes(value: object) -> bytes | None:
-    """Return the bytes of hexadecimal text in its one form."""
+def _check_times(predicate: Predicate) -> Check:
+    """Return whether the forgetting came after the requests that asked for it."""
     try:
-        data = bytes.fromhex(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return data if data is not None and data.hex() == value else None
+        applied = _moment(predicate.applied)
+        late = [r for r in predicate.requests if _moment(r.asked) > applied]
+    except ValueError as error:
+        return Check("time", "fails", f"a time is not in ISO 8601 with a zone: {error}")
+    if late:
+        text = (
+            f"request {late[0].request} was asked at {late[0].asked}, after it was "
+            f"applied at {predicate.applied}"
+        )
+        return Check("time", "fails", text)
+    text = f"applied at {predicate.applied}, not before it was asked for"
+    return Check("time", "holds", text)
 
 
-def _check_ledger(certificate: Mapping[str, Any], ledger: LedgerReader) -> list[Check]:
+def _check_stamp(stamp: Stamp, predicate: Predicate) -> list[Check]:
+    """Return whether an authority that is trusted stamped the certificate."""
+    if not stamp.roots:
+        text = "no authority is trusted; give its root certificate with --tsa-root"
+        return [Check("stamp", "not checked", text)] if stamp.answer else []
+    try:
+        time = stamp.time()
+        late = _moment(predicate.applied) - time
+    except (InvalidInputError, ValueError) as error:
+        return [Check("stamp", "fails", str(error))]
+    if late > CLOCKS_APART:
+        text = f"stamped at {time.isoformat()}, before it was applied"
+        return [Check("stamp", "fails", text)]
+    text = f"a trusted authority says that it existed at {time.isoformat()}"
+    return [Check("stamp", "holds", text)]
+
+
+def _moment(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(f"{text!r:.60} has no zone")
+    return found
+
+
+def _check_ledger(statement: Statement, ledger: LedgerReader) -> list[Check]:
     log = ledger.log()
-    number = certificate["log"]["entry"]
-    if not 1 <= number <= len(log):
+    number = statement.predicate.log.entry
+    if number > len(log):
         text = f"the ledger's log has {len(log)} entries and no number {number}"
         return [Check("log", "fails", text)]
     entry = log[number - 1]
     if not is_certified(entry):
         text = f"entry {number} of the log is another: {entry.event.kind}"
         return [Check("log", "fails", text)]
-    expected = make_certificate(entry)
-    everything = sorted(set(expected) | set(certificate) - {"signature"})
-    wrong = [n for n in everything if _encoded(expected, n) != _encoded(certificate, n)]
+    wrong = _differences(make_statement(entry), statement)
     if wrong:
         text = f"entry {number} of the log says otherwise about: {', '.join(wrong)}"
         return [Check("log", "fails", text)]
@@ -158,8 +224,15 @@ def _check_ledger(certificate: Mapping[str, Any], ledger: LedgerReader) -> list[
     ]
 
 
-def _encoded(certificate: Mapping[str, Any], name: str) -> bytes | None:
-    return encode(certificate[name]) if name in certificate else None
+def _differences(expected: Statement, found: Statement) -> list[str]:
+    """Return the names of the fields in which two statements differ."""
+    one, other = expected.to_json(), found.to_json()
+    wrong = [
+        name
+        for name, value in one["predicate"].items()
+        if json.dumps(value) != json.dumps(other["predicate"][name])
+    ]
+    return wrong if one["subject"] == other["subject"] else ["subject", *wrong]
 
 
 def _check_requests(entry: LogEntry, ledger: LedgerReader) -> list[Check]:
@@ -197,8 +270,6 @@ def _check_chain(
             return _compare("chain", found["chain_before"], after, "the next erasure")
         text = f"entry {other.number} of the log rewrote the ledger afterwards"
         return Check("chain", "not checked", text)
-    if recorded is None:
-        return Check("chain", "not checked", "the log does not say at which round")
     chain = ledger.chain_after(recorded - 1)
     return _compare("chain", chain.hex(), after, "the ledger")
 

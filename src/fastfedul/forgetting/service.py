@@ -22,6 +22,7 @@ from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.protocol import Ledger, WritableLedger, require_known, state_of
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
@@ -303,6 +304,7 @@ def _computed(
     updates = {name: ledger.updates_of(name) for name in names}
     together = [update for own in updates.values() for update in own]
     warnings = result.warnings if request.stayers else (NOBODY_STAYS, *result.warnings)
+    warnings = (*lookalike_warnings(names, ledger.clients()), *warnings)
     return Forgetting(
         clients=names,
         model=model,

@@ -6,6 +6,7 @@ Nothing is written until all of this has passed, in memory and on disk alike.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -199,7 +200,7 @@ def _local(given: LocalSGD | None) -> LocalSGD | None:
 
 
 def check_name(client: ClientId) -> None:
-    """Raise unless a client name is text that can be stored."""
+    """Raise unless a client name is text that can be stored and has one spelling."""
     if not isinstance(client, str) or not client:
         raise InvalidInputError(f"a client name is text, not {client!r:.80}")
     try:
@@ -211,6 +212,13 @@ def check_name(client: ClientId) -> None:
     if size > _LONGEST_NAME:
         raise InvalidInputError(
             f"a client name has {size} bytes; at most {_LONGEST_NAME} are allowed"
+        )
+    composed = unicodedata.normalize("NFC", client)
+    if composed != client:
+        # Two spellings that look the same would be two clients.
+        raise InvalidInputError(
+            f"the client name {client!a:.80} is not in Unicode's form NFC; write "
+            f"{composed!r:.80}, which is {composed!a:.80}"
         )
 
 

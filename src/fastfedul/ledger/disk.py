@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.entries import (
     client_entry,
+    model_entries,
     name_of,
     round_entry,
     update_entry,
@@ -84,6 +86,7 @@ from fastfedul.ledger.store.schema import (
     FileRow,
     HeadRow,
     LedgerRow,
+    ModelRow,
     PairRow,
     PlaceRow,
     PolicyRow,
@@ -103,6 +106,7 @@ from fastfedul.records import (
     History,
     LogEntry,
     Model,
+    ModelEntry,
     PairEntry,
     Round,
     RoundEntry,
@@ -167,6 +171,7 @@ class LedgerReader:
             history=policy.history,
             sums_from=policy.sums_from,
             budget=policy.budget,
+            federation=self._row.federation,
         )
 
     def __enter__(self) -> Self:
@@ -200,6 +205,16 @@ class LedgerReader:
         """Where the ledger stands."""
         with self.index.reading():
             return self.index.one(HeadRow, id=1)
+
+    @property
+    def ledger_id(self) -> str:
+        """The 32 hexadecimal digits drawn for this ledger; a copy keeps them."""
+        return self._row.ledger_id
+
+    @property
+    def receipt_secret(self) -> bytes:
+        """The 32 bytes from which the secrets of the clients' receipts are made."""
+        return self._row.receipt_secret
 
     @property
     def num_rounds(self) -> int:
@@ -320,6 +335,11 @@ class LedgerReader:
             if len(entries) != self.head.num_events:
                 raise self._lost("events")
         return entries
+
+    def lineage(self) -> Sequence[ModelEntry]:
+        """Return every model that the ledger has or had, the oldest first."""
+        with self.index.reading():
+            return model_entries(self._all(ModelRow))
 
     def requests(self) -> Sequence[ForgetRequest]:
         """Return who was asked to be forgotten, in the order of asking."""
@@ -521,6 +541,7 @@ class DiskLedger(LedgerReader):
         sums_from: int = 1,
         budget: int | None = None,
         arrays: str | None = None,
+        federation: str | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -539,6 +560,7 @@ class DiskLedger(LedgerReader):
                 ledger gives up what is worth least, and its log says what.
             arrays: Where the array files lie, such as `s3://bucket/prefix`; None for
                 the ledger's own folder.
+            federation: Name of the federation, which its certificates state.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -549,6 +571,7 @@ class DiskLedger(LedgerReader):
             history=history,
             sums_from=sums_from,
             budget=budget,
+            federation=federation,
         )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
@@ -823,6 +846,9 @@ def _fill(
                 settings.aggregation,
                 INITIAL_FILE,
                 stored.packed(),
+                secrets.token_hex(16),
+                settings.federation,
+                secrets.token_bytes(32),
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))
@@ -847,8 +873,10 @@ def _fill(
                     num_files=1,
                     num_adjustments=0,
                     num_events=0,
+                    num_models=1,
                 )
             )
+            index.add(ModelRow(1, digest, "initial", 0))
             index.add(
                 PolicyRow(1, settings.history, settings.budget, settings.sums_from)
             )

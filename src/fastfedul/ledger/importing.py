@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from fastfedul import canonical_json
+from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.store.array_files import why
@@ -162,7 +162,7 @@ def _read_sizes(path: Path, num_rounds: int) -> list[Sizes | None]:
     if not os.path.lexists(path):
         return [None] * num_rounds
     try:
-        table = canonical_json.parse(path.read_text("utf-8"))
+        table = strict_json.parse(path.read_text("utf-8"))
         sizes = {
             index: {name: float(size) for name, size in row.items()}
             for index, row in table.items()

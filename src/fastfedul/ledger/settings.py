@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,23 @@ from fastfedul.federation.aggregation import MEAN, Aggregation, check_supported
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype
+
+LONGEST_FEDERATION = 200
+"""Characters of a federation's name: it stands on one line of a certificate."""
+
+
+def check_federation(name: object) -> None:
+    """Raise unless a federation may have this name."""
+    if not (
+        isinstance(name, str)
+        and 1 <= len(name) <= LONGEST_FEDERATION
+        and name.isprintable()
+        and unicodedata.is_normalized("NFC", name)
+    ):
+        raise InvalidInputError(
+            f"the federation's name is {name!r:.80}; give 1 to {LONGEST_FEDERATION} "
+            "printable characters in Unicode's form NFC"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +47,7 @@ class LedgerSettings:
         sums_from: From how many rounds on a client has a sum, in a ledger of sums.
             Parts of fewer rounds are stored one by one, as updates are.
         budget: Bytes the ledger may take on disk; None for any number.
+        federation: Name of the federation, for its certificates; None if it has none.
     """
 
     layout: Layout
@@ -39,6 +58,7 @@ class LedgerSettings:
     history: History = "rounds"
     sums_from: int = 1
     budget: int | None = None
+    federation: str | None = None
 
     def __post_init__(self) -> None:
         check_supported(self.aggregation)
@@ -48,6 +68,8 @@ class LedgerSettings:
                     f"unknown storage dtype {dtype!r}; "
                     f"choose {', '.join(STORAGE_DTYPES)}"
                 )
+        if self.federation is not None:
+            check_federation(self.federation)
         # What a row of the index says must come back from SQLite as it was.
         if self.budget is not None and type(self.budget) is not int:
             raise InvalidInputError(

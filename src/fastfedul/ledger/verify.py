@@ -6,6 +6,7 @@ digests. Against somebody who does, the end of the chain must be kept elsewhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from fastfedul.ledger.store.schema import (
     FileRow,
     HeadRow,
     LedgerRow,
+    ModelRow,
     PairRow,
     PartRow,
     PolicyRow,
@@ -87,6 +89,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         contents = _Contents(ledger)
         problems += contents.problems
         problems += _chain_problems(index, head, contents)
+        problems += _lineage_problems(index, head)
         problems += _request_problems(index)
         files = index.rows(FileRow)
         problems += _file_problems(files, head, contents)
@@ -253,6 +256,35 @@ def _index_problems(index: Index) -> Iterator[str]:
         found, expected = index.count(row), getattr(head, f"num_{row.table}")
         if found != expected:
             yield f"the table {row.table} has {found} rows in place of {expected}"
+
+
+def _lineage_problems(index: Index, head: HeadRow) -> Iterator[str]:
+    """Yield where the models do not lead from the initial one to the current one."""
+    models = index.rows(ModelRow)
+    initial = digest_in(index.one(LedgerRow, id=1).initial)
+    ends = [models[0].model, models[-1].model] if models else []
+    if ends != [initial, digest_in(head.model)]:
+        yield "the lineage does not lead from the initial model to the current one"
+    if [row.id for row in models] != list(range(1, len(models) + 1)):
+        yield "a model of the lineage is missing"
+    rounds = [row.at for row in models if row.origin == "round"]
+    if rounds != list(range(head.num_rounds)):
+        yield "the lineage has not one model for each round"
+    made = {
+        row.at: (before.model.hex(), row.model.hex())
+        for before, row in itertools.pairwise(models)
+        if row.origin == "forgetting"
+    }
+    said = {
+        entry.number: (
+            entry.event.details["model_before"],
+            entry.event.details["model_after"],
+        )
+        for entry in read_log(index)
+        if entry.event.kind.startswith("forget")
+    }
+    if made != said:
+        yield "the lineage and the log differ about the models of a forgetting"
 
 
 def _chain_problems(index: Index, head: HeadRow, contents: _Contents) -> Iterator[str]:

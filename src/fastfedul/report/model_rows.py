@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastfedul.canonical_json import finite_values
 from fastfedul.evaluate.comparison import Evaluation
 from fastfedul.report.content import Interval, Row
 from fastfedul.report.of_run import row_of
 from fastfedul.runs.comparison import Comparison
+from fastfedul.strict_json import finite_values
 
 ModelRow = Mapping[str, Any]
 """One model, with the keys that `fastfedul compare --json` shows."""

@@ -25,6 +25,7 @@ from fastfedul.federation.trainer import AUTO, LocalTraining
 from fastfedul.files import write_whole
 from fastfedul.forgetting.folder import RUN_CONFIG as CONFIG
 from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.settings import check_federation
 from fastfedul.methods.fast_fedul.skews import Kronecker
 from fastfedul.methods.protocol import Method, method_settings
 from fastfedul.methods.registry import DEFAULT_METHOD, find_method
@@ -86,6 +87,7 @@ def _to_text(value: object) -> object:
 
 _PartitionText = Annotated[str, _parsed_by(Partition.parse)]
 _KeepText = Annotated[str, _parsed_by(Keep.parse)]
+_FederationText = Annotated[str, _parsed_by(check_federation)]
 _BytesText = Annotated[str, _parsed_by(parse_bytes)]
 
 
@@ -241,6 +243,12 @@ class RecordingOptions(Options):
         description="Bytes the ledger may take, such as 500MB or 10GB. When a round "
         "would exceed them, the ledger gives up the oldest and smallest updates, or "
         "the sums of the clients that contributed least.",
+    )
+    federation: Annotated[
+        _FederationText | None, Option(metavar="NAME", unset="no name")
+    ] = Field(
+        default=None,
+        description="Name of the federation, which its certificates state.",
     )
 
     @model_validator(mode="after")

@@ -343,6 +343,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         history=config.keep_policy.history,
         sums_from=config.keep_policy.sums_from,
         budget=recording.budget_bytes,
+        federation=recording.federation,
     )
 
 

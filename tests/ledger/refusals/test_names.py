@@ -66,7 +66,6 @@ ODD_NAMES = [
     '"quoted"',
     "A",
     "caf\u00e9",
-    "cafe\u0301",
     "\ufeff",
     "nan",
     "1",

@@ -142,6 +142,8 @@ class Recorded(Strategy):
         certificates: Folder for the certificates; None for the ledger's usual one.
         key: Key that signs the certificates; None for the key of the usual place, if
             there is one.
+        federation: Name of the federation, which the certificates of a new ledger
+            state.
     """
 
     def __init__(
@@ -167,6 +169,7 @@ class Recorded(Strategy):
         erase: bool = True,
         certificates: Path | str | None = None,
         key: SigningKey | None = None,
+        federation: str | None = None,
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
@@ -200,7 +203,9 @@ class Recorded(Strategy):
             certificates=Path(folder).absolute(),
             key=find_key() if key is None else key,
         )
-        self._run = RecordedRun(path, self._settings, answering, buffer_rule(buffers))
+        self._run = RecordedRun(
+            path, self._settings, answering, buffer_rule(buffers), federation
+        )
         self._sent: Sent = ()
         self._evaluated: Sent = ()
         self._before: Model | None = None

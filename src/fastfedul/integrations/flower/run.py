@@ -50,6 +50,7 @@ class RecordedRun:
         settings: How rounds are made and stored.
         answering: How requests to forget are answered.
         rule: Tells buffers from parameters.
+        federation: Name of the federation, if it has one.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class RecordedRun:
         settings: RoundSettings,
         answering: Answering,
         rule: IsBuffer,
+        federation: str | None = None,
     ) -> None:
         self.path = path
         self._answering = answering
         self.failures = path.with_name(f"{path.name}.failures.jsonl")
         self._settings = settings
         self._rule = rule
+        self._federation = federation
         self._ledger: DiskLedger | None = None
         self._order: tuple[str, ...] = ()
         self._model: Model | None = None
@@ -124,6 +127,7 @@ class RecordedRun:
                 history=self._settings.keep.history,
                 sums_from=self._settings.keep.sums_from,
                 budget=self._settings.budget,
+                federation=self._federation,
             )
         self._refresh()
         if self.ledger.requests() or self.ledger.events():

@@ -29,7 +29,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
     """Add a checked round to the ledger."""
     clients = _count_updates(change, recorded)
     numbers = {client.name: client.id for client in clients}
-    with change.writing_model(recorded.model):
+    with change.writing_model(recorded.model, "round"):
         if change.settings.history == "sums":
             placed = _Placed()
             keep_pairs(change, recorded, numbers)

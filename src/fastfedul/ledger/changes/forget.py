@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def move_model(change: Transaction, model: Model, delta: Flat) -> None:
     """Make a cleaned model the current one, and record by how much it moved."""
-    with change.writing_model(model):
+    with change.writing_model(model, "forgetting"):
         if change.settings.history == "rounds":
             add_adjustment(change, change.head.num_rounds, delta)
 
@@ -49,7 +49,8 @@ def forget_clients(
     if asked:
         details = {**details, "requests": [_described(r) for r in asked]}
     kind = "forget and erase" if erase else "forget"
-    event = add_event(change, kind, clients, details)
+    times = [waiting.asked for waiting in asked]
+    event = add_event(change, kind, clients, details, times)
     for waiting in asked:
         decide(index, waiting.number, "applied", event=event)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.protocol import require_known
 from fastfedul.ledger.store.request_rows import decide, put_request
@@ -38,6 +39,7 @@ def add_request(
         InvalidInputError: If it is forgotten already, or a request for it is waiting.
     """
     check_reason(reason)
+    check_name(client)
     with LedgerReader(path, write=True) as ledger, ledger.index.writing():
         row = ledger.index.client(client)
         if row is None:

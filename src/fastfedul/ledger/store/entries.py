@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow, Value
+from fastfedul.ledger.store.schema import (
+    ClientRow,
+    ModelRow,
+    RoundRow,
+    UpdateRow,
+    Value,
+)
 from fastfedul.records import (
     ClientEntry,
     ClientId,
     LocalSGD,
+    ModelEntry,
     RoundEntry,
     UpdateEntry,
 )
@@ -35,6 +43,15 @@ def client_entry(row: ClientRow) -> ClientEntry:
         mean_norm=row.norms / row.num_norms if row.num_norms else None,
         difference_off=row.difference_off,
         num_dropped=row.num_dropped,
+    )
+
+
+def model_entries(rows: Sequence[ModelRow]) -> tuple[ModelEntry, ...]:
+    """Return the rows of `models` as entries, each with the model before it."""
+    parents = [None, *(row.model.hex() for row in rows)]
+    return tuple(
+        ModelEntry(row.id, row.model.hex(), parent, row.origin, row.at)
+        for row, parent in zip(rows, parents, strict=False)
     )
 
 

@@ -15,13 +15,14 @@ from fastfedul.records import (
     ClientState,
     History,
     KeepUse,
+    ModelOrigin,
     RequestState,
     StorageDtype,
 )
 
 Value = None | int | float | str | bytes
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format; a reader refuses any other."""
 
 
@@ -52,6 +53,9 @@ class LedgerRow(Row):
     aggregation: str
     file: int
     initial: bytes
+    ledger_id: str
+    federation: str | None
+    receipt_secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,18 @@ class EventRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRow(Row):
+    """A model that the ledger has or had; it was made from the model before it."""
+
+    table: ClassVar[str] = "models"
+
+    id: int
+    model: bytes
+    origin: ModelOrigin
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRow(Row):
     """Where the ledger stands, and how many rows the other tables have."""
 
@@ -222,6 +238,7 @@ class HeadRow(Row):
     num_files: int
     num_adjustments: int
     num_events: int
+    num_models: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +306,7 @@ ROWS: tuple[type[Row], ...] = (
     FileRow,
     AdjustmentRow,
     EventRow,
+    ModelRow,
     HeadRow,
     RequestRow,
     RequestHeadRow,
@@ -306,6 +324,7 @@ COUNTED = (
     FileRow,
     AdjustmentRow,
     EventRow,
+    ModelRow,
 )
 """Tables whose rows the head counts.
 

@@ -20,9 +20,15 @@ from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.schema import COUNTED, ClientRow, FileRow, HeadRow
+from fastfedul.ledger.store.schema import (
+    COUNTED,
+    ClientRow,
+    FileRow,
+    HeadRow,
+    ModelRow,
+)
 from fastfedul.params import Flat
-from fastfedul.records import ClientId, Model, StorageDtype, VectorRef
+from fastfedul.records import ClientId, Model, ModelOrigin, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
 """Number of the file of the model that a ledger starts from."""
@@ -88,8 +94,14 @@ class Transaction:
         self.head = replace(self.head, **changes)
 
     @contextlib.contextmanager
-    def writing_model(self, model: Model) -> Iterator[None]:
-        """Write a model beside what the block does, and make it the current one."""
+    def writing_model(self, model: Model, origin: ModelOrigin) -> Iterator[None]:
+        """Write a model beside what the block does, and make it the current one.
+
+        Args:
+            model: The model.
+            origin: How it was made: by the next round, or by the forgetting that is
+                the next entry of the log.
+        """
         number = self._new_number()
         job = self._pool.submit(
             arrays.write_model,
@@ -108,6 +120,9 @@ class Transaction:
         self._add_file(FileRow(number, num_bytes, num_bytes, b""))
         old = self.head.file
         self.set(file=number, model=stored.packed())
+        before = self.before
+        at = before.num_rounds if origin == "round" else before.num_events + 1
+        self.index.add(ModelRow(before.num_models + 1, stored.digest, origin, at))
         if old != INITIAL_FILE:
             self.remove_file(old)
 

@@ -1,6 +1,5 @@
-"""JSON in a single form that can be signed (RFC 8785), and a strict reader for it.
+"""A reader of JSON from strangers that accepts a text only if it has one meaning.
 
-The package `rfc8785` writes the form. The reader is ours: the package has none, and
 `json` alone accepts repeated members, NaN, and numbers that a double cannot hold.
 """
 
@@ -11,33 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import rfc8785
-
 from fastfedul.errors import InvalidInputError
 
 _FIRST_UNSAFE_INTEGER = 2**53
 """From here on, two integers may share a double (RFC 7493, section 2.2)."""
-
-
-def encode(value: Any) -> bytes:
-    """Return a JSON value in the canonical form of RFC 8785.
-
-    Raises:
-        InvalidInputError: If the value has no canonical form: NaN, infinity, an integer
-            of 2^53 or more, text that is not Unicode, a type that JSON lacks, or
-            nesting that is too deep.
-
-    >>> encode({"b": [1.0, 2.5e-7, None], "a": "é"}).decode()
-    '{"a":"é","b":[1,2.5e-7,null]}'
-    """
-    try:
-        return rfc8785.dumps(value)
-    except RecursionError:
-        raise InvalidInputError("the JSON value is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidInputError(
-            f"the value has no canonical JSON form: {error}"
-        ) from None
 
 
 def finite_values(value: Any) -> Any:
@@ -59,8 +35,11 @@ def parse(text: str) -> Any:
     """Return the value of a JSON text that has one meaning only.
 
     Raises:
-        InvalidInputError: If the text is not JSON, names a member twice, or holds a
-            value without a canonical form.
+        InvalidInputError: If the text is not JSON, names a member twice, or holds NaN,
+            infinity, a number beyond double precision or half a surrogate pair.
+
+    >>> parse('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
     """
     try:
         value = json.loads(
@@ -70,11 +49,12 @@ def parse(text: str) -> Any:
             parse_float=_parse_double,
             parse_int=_parse_integer,
         )
+        # Half a surrogate pair is no text: it has no bytes.
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise InvalidInputError("the JSON text is nested too deeply") from None
     except ValueError as error:
         raise InvalidInputError(f"the text is not valid JSON: {error}") from None
-    encode(value)
     return value
 
 

@@ -1,0 +1,131 @@
+"""`fastfedul receipt`: a client sees in which rounds the ledger has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastfedul.cli.certificate import NOT_AUTHENTICATED, SignersKey, believed_keys
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    print_error,
+    print_facts,
+    print_json,
+    show_name,
+)
+from fastfedul.errors import InvalidInputError
+from fastfedul.forgetting.certificates import read_text
+from fastfedul.forgetting.checking import check_signature
+from fastfedul.forgetting.receipts import (
+    Receipt,
+    make_receipt,
+    parse_receipt,
+    wrong_rounds,
+)
+from fastfedul.forgetting.signing import create_file, find_key
+from fastfedul.ledger.disk import LedgerReader
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def make(
+    run: Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")],
+    client: Annotated[str, typer.Argument(help="Client that gets the receipt.")],
+    out: Annotated[Path, typer.Option(help="File of the receipt.", metavar="FILE")],
+    json: JsonFlag = False,
+) -> None:
+    """Write a client's receipt: in which rounds the ledger has it now.
+
+    The receipt proves each round, and shows no other client's name. It holds the
+    client's secret, so give it to the client alone.
+
+    Example: `fastfedul receipt make RUN client-3 --out client-3.json`
+    """
+    key = find_key()
+    with LedgerReader(run) as ledger:
+        receipt = make_receipt(ledger, client, key)
+    try:
+        # It holds the client's secret.
+        create_file(out, receipt.envelope.to_text().encode(), 0o600)
+    except OSError as error:
+        raise InvalidInputError(
+            f"cannot write {out}: {error.strerror or error}; choose another file"
+        ) from None
+    facts = {**_facts(receipt), "file": str(out), "signed": key is not None}
+    if json:
+        print_json(facts)
+        return
+    signed = "yes" if key else "no; make a key with `fastfedul key new`"
+    print_facts("Receipt", [*_rows(receipt), ("signed", signed), ("file", str(out))])
+
+
+@app.command()
+def check(
+    receipt: Annotated[
+        Path, typer.Argument(help="File of the receipt.", metavar="RECEIPT")
+    ],
+    public_key: SignersKey = None,
+    json: JsonFlag = False,
+) -> None:
+    """Check the proofs and the signature of a receipt.
+
+    Exit codes: 0 a key that you trust signed and every proof holds; 1 a proof or the
+    signature fails; 2 no receipt or key is there; 3 not authenticated: every proof
+    holds, but no key that you trust signed.
+
+    Example: `fastfedul receipt check client-3.json --public-key signer.pub`
+    """
+    try:
+        found = parse_receipt(read_text(receipt))
+        keys = believed_keys(public_key)
+    except InvalidInputError as error:
+        print_error(str(error), only_json=json)
+        raise typer.Exit(2) from None
+    signature, signer = check_signature(found.envelope, keys)
+    wrong = wrong_rounds(found)
+    if json:
+        facts = {
+            **_facts(found),
+            "ok": signer is not None and not wrong,
+            "authenticated": signer is not None,
+            "wrong_rounds": list(wrong),
+            "fingerprint": signer,
+        }
+        print_json(facts)
+    else:
+        by = signer or "nobody whom you trust"
+        print_facts("Receipt", [*_rows(found), ("signed by", by)])
+    if wrong or signature.verdict == "fails":
+        why = f"the proof of round {wrong[0]} fails" if wrong else signature.text
+        err().print(f"does not hold: {why}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    if signer is None:
+        text = f"not authenticated: {signature.text}"
+        err().print(text, markup=False, soft_wrap=True)
+        raise typer.Exit(NOT_AUTHENTICATED)
+
+
+def _facts(receipt: Receipt) -> dict[str, Any]:
+    said = receipt.said
+    return {
+        "ledger": said.ledger.model_dump(),
+        "client": said.client,
+        "made": said.made,
+        "rounds": len(said.rounds),
+        "included": list(receipt.included),
+    }
+
+
+def _rows(receipt: Receipt) -> list[tuple[str, str]]:
+    said, included = receipt.said, receipt.included
+    having = ", ".join(map(str, included[:10])) + (" ..." if included[10:] else "")
+    return [
+        ("client", show_name(said.client)),
+        ("ledger id", said.ledger.id),
+        ("rounds", str(len(said.rounds))),
+        ("rounds with the client", having or "none"),
+    ]

@@ -1,0 +1,211 @@
+"""Keys that are in no file: AWS KMS (moto's server in this process) and an HSM."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfedul import (
+    DiskLedger,
+    InvalidInputError,
+    LedgerReader,
+    Model,
+    apply_requests,
+    forget,
+)
+from fastfedul.errors import FastFedULError
+from fastfedul.forgetting.certificates import read_certificate
+from fastfedul.forgetting.checking import audit
+from fastfedul.forgetting.signing import (
+    MissingCryptographyError,
+    find_key,
+    read_key,
+    read_public_key,
+    write_public_key,
+)
+from tests.support.audited import CLIENTS, START, key_of, round_of
+from tests.support.commands import require_programs
+
+pytest.importorskip("cryptography")
+SOFTHSM = Path("/usr/lib/softhsm/libsofthsm2.so")
+PIN = "4711"
+
+
+def certify(folder: Path) -> Path:
+    """Forget a client with the key of the usual place, and check by the public key."""
+    with DiskLedger.create(folder / "ledger", Model(START)) as ledger:
+        ledger.append(round_of(0, CLIENTS))
+        done = forget(ledger, ["a"])
+    assert done.signed
+    assert done.certificate is not None
+    key = find_key()
+    assert key is not None
+    write_public_key(key.public, folder / "signer.pub")
+    public = read_public_key(folder / "signer.pub")
+    assert public == key.public
+    with LedgerReader(folder / "ledger") as reader:
+        result = audit(read_certificate(done.certificate), reader, [public])
+    assert result.ok, result
+    return done.certificate
+
+
+def openssl_verifies(certificate: Path, public: Path) -> bool:
+    envelope = read_certificate(certificate).envelope
+    folder = certificate.parent
+    (folder / "signed").write_bytes(envelope.signed_bytes())
+    (folder / "signature").write_bytes(envelope.signatures[0].value)
+    command = ["openssl", "dgst", "-sha256", "-verify", str(public)]
+    command += ["-signature", str(folder / "signature"), str(folder / "signed")]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    moto = pytest.importorskip("moto")
+    boto3 = pytest.importorskip("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    _let_moto_sign_digests(monkeypatch)
+    with moto.mock_aws():
+        yield boto3.client("kms")
+
+
+def _let_moto_sign_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sign a digest as it is, as AWS does: moto 5.2.5 hashes it once more."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+    from moto.kms import utils
+
+    def sign_rsa(self: Any, message: bytes, signing_algorithm: str) -> Any:
+        find = self._RSAPrivateKey__padding_and_hash_algorithm
+        padding, algorithm = find(signing_algorithm)
+        return self.private_key.sign(message, padding, Prehashed(algorithm))
+
+    def sign_ecdsa(self: Any, message: bytes, signing_algorithm: str) -> Any:
+        algorithm = self._ECDSAPrivateKey__hash_algorithm(signing_algorithm)
+        return self.private_key.sign(message, ec.ECDSA(Prehashed(algorithm)))
+
+    monkeypatch.setattr(utils.RSAPrivateKey, "sign", sign_rsa)
+    monkeypatch.setattr(utils.ECDSAPrivateKey, "sign", sign_ecdsa)
+
+
+@pytest.mark.parametrize("spec", ["ECC_NIST_P256", "ECC_NIST_P384", "RSA_2048"])
+def test_a_key_in_aws_kms_signs(
+    spec: str, kms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec=spec)
+    kms.create_alias(
+        AliasName="alias/forgetting", TargetKeyId=made["KeyMetadata"]["KeyId"]
+    )
+    for name in (made["KeyMetadata"]["Arn"], "alias/forgetting"):
+        monkeypatch.setenv("FASTFEDUL_KEY", f"awskms:{name}")
+        folder = tmp_path / str(len(name))
+        folder.mkdir()
+        certificate = certify(folder)
+        if spec == "ECC_NIST_P256":
+            assert openssl_verifies(certificate, folder / "signer.pub")
+
+
+def test_a_key_that_kms_does_not_have_is_refused_in_one_line(
+    kms: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFEDUL_KEY", "awskms:alias/nowhere")
+    with DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger:
+        ledger.append(round_of(0, CLIENTS))
+        with pytest.raises(InvalidInputError, match="alias/nowhere cannot") as caught:
+            forget(ledger, ["a"])
+        assert "\n" not in str(caught.value)
+        assert ledger.clients()["a"].state == "active"
+    made = kms.create_key(KeyUsage="ENCRYPT_DECRYPT", KeySpec="SYMMETRIC_DEFAULT")
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        read_key(f"awskms:{made['KeyMetadata']['KeyId']}")
+
+
+def test_a_key_that_fails_after_the_commit_leaves_a_certificate_to_sign(
+    kms: Any, tmp_path: Path
+) -> None:
+    from moto.kms.models import kms_backends
+
+    made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")
+    account = made["KeyMetadata"]["AWSAccountId"]
+    number = made["KeyMetadata"]["KeyId"]
+    key = read_key(f"awskms:{number}")
+    with DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger:
+        ledger.append(round_of(0, CLIENTS))
+        region = kms_backends[account]["eu-central-1"]
+        region.keys.pop(number)
+        with pytest.raises(FastFedULError, match="the client is forgotten, but") as e:
+            forget(ledger, ["a"], key=key)
+        assert "\n" not in str(e.value)
+        assert ledger.clients()["a"].state == "erased"
+        other = key_of(3)
+        assert apply_requests(ledger, key=other) == ()
+    certificate = read_certificate(tmp_path / "certificates" / "event-1.json")
+    assert audit(certificate, None, [other.public]).ok
+
+
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A token of SoftHSM with an ECDSA key of number 7; its label."""
+    pkcs11 = pytest.importorskip("pkcs11")
+    require_programs("softhsm2-util")
+    (tmp_path / "tokens").mkdir()
+    config = tmp_path / "softhsm2.conf"
+    config.write_text(f"directories.tokendir = {tmp_path / 'tokens'}\n")
+    monkeypatch.setenv("SOFTHSM2_CONF", str(config))
+    monkeypatch.setenv("PYKCS11LIB", str(SOFTHSM))
+    monkeypatch.setenv("FASTFEDUL_HSM_PIN", PIN)
+    label, pins = "forgetting", ("--so-pin", "0000", "--pin", PIN)
+    subprocess.run(
+        ["softhsm2-util", "--init-token", "--free", "--label", label, *pins],
+        check=True,
+        capture_output=True,
+    )
+    library = pkcs11.lib(str(SOFTHSM))
+    library.reinitialize()
+    with library.get_token(token_label=label).open(user_pin=PIN, rw=True) as session:
+        parameters = session.create_domain_parameters(
+            pkcs11.KeyType.EC,
+            {
+                pkcs11.Attribute.EC_PARAMS: (
+                    pkcs11.util.ec.encode_named_curve_parameters("secp256r1")
+                )
+            },
+            local=True,
+        )
+        parameters.generate_keypair(store=True, id=bytes([7]), label="own")
+    return label
+
+
+def test_a_key_in_an_hsm_signs(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFEDUL_KEY", f"hsm:7?label={token}")
+    certificate = certify(tmp_path)
+    assert openssl_verifies(certificate, tmp_path / "signer.pub")
+    for place in (f"hsm:8?label={token}", "hsm:7?label=another", "hsm:x"):
+        with pytest.raises(InvalidInputError, match="cannot be used") as caught:
+            read_key(place)
+        assert "\n" not in str(caught.value)
+    with DiskLedger(tmp_path / "ledger") as ledger:
+        key = find_key()
+        monkeypatch.delenv("FASTFEDUL_HSM_PIN")
+        with pytest.raises(FastFedULError, match="FASTFEDUL_HSM_PIN"):
+            forget(ledger, ["b"], key=key)
+
+
+def test_a_service_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from securesystemslib.signer import _aws_signer, _hsm_signer
+
+    monkeypatch.setattr(_aws_signer, "AWS_IMPORT_ERROR", "missing")
+    monkeypatch.setattr(_hsm_signer, "PKCS11_IMPORT_ERROR", "missing")
+    for place, extra in (("awskms:alias/x", "kms"), ("hsm:", "hsm")):
+        with pytest.raises(MissingCryptographyError, match=rf"fastfedul\[{extra}\]"):
+            read_key(place)
