@@ -116,7 +116,7 @@ def test_commands_say_what_the_budget_gave_up(ledger: Path) -> None:
     with DiskLedger(ledger) as opened:
         opened.compact()
         size = opened.num_array_bytes() + opened.index.num_bytes()
-        opened.set_budget(size - 30_000)
+        opened.set_budget(size - 12_000)
         layout = opened.settings.layout
         opened.append(random_round(6, ("ann", "bob"), layout, rng))
         lost = {n: e.num_dropped for n, e in opened.clients().items()}

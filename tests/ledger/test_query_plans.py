@@ -26,7 +26,9 @@ from fastfedul.records import History, Round
 from tests.support import shrinking
 from tests.support.disk_ledgers import LAYOUT, initial_model, round_of, vector
 
-GROWING = frozenset({"rounds", "updates", "clients", "files", "pairs", "events"})
+GROWING = frozenset(
+    {"rounds", "updates", "clients", "files", "parts", "pairs", "events"}
+)
 """Tables that have more rows the longer a federation trains."""
 
 

@@ -184,7 +184,7 @@ READINGS: dict[str, Callable[[LedgerReader], object]] = {
     "initial": lambda ledger: ledger.initial.params.flat.tobytes(),
     "models": lambda ledger: [params.flat.tobytes() for params in models(ledger)],
     "own differences": lambda ledger: [
-        ledger.own_difference(name).tobytes() for name in (*CLIENTS, "late")
+        ledger.own_difference(name).tobytes() for name in ledger.clients()
     ],
     "pairs": lambda ledger: [
         (pair, stored_vector(ledger, VectorRef(*key)).tobytes())

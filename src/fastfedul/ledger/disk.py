@@ -662,15 +662,7 @@ class DiskLedger(LedgerReader):
         """Move the model by delta and bar the clients; optionally erase them too.
 
         Requests that wait for these clients are applied by it, in the same step.
-
-        Args:
-            clients: Clients that are forgotten.
-            delta: Cleaned minus current parameters.
-            details: What the log keeps of it, as JSON values.
-            erase: Also rewrite the history as if they had never been there.
-            model: The cleaned model; None for the current one moved by delta.
-            request: Number of a request that must still be waiting.
-            computed_at: State of the ledger that delta was computed from.
+        `WritableLedger.commit_forgetting` describes the arguments.
 
         Raises:
             RequestClosedError: If the request is not waiting.

@@ -1,9 +1,9 @@
-"""Who took part with which share: what sums alone can and cannot say about it.
+"""Who took part in each round with which share, for ledgers that keep sums.
 
 A sum over rounds has lost the rounds. Where every round would need a factor of its
-own, the mean of the factors stands in, weighted by how much each round contributed,
-and from the same numbers follows how far off the result can be at most. Where the
-factors are all the same, nothing is.
+own, the mean of the factors stands in, weighted by how much each round contributed.
+The same numbers say how far off the result can be at most. Where all factors are the
+same, the result is exact.
 """
 
 from __future__ import annotations

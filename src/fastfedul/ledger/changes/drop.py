@@ -177,7 +177,8 @@ def _shrink_sums(change: Transaction, excess: int, dropped: Dropped) -> bool:
     """Free about so many bytes; return whether any byte was freed or given up."""
     before = change.head.array_bytes
     free = before - change.head.live_bytes
-    if ROOM_FOR_WRITING * free >= before or before <= _MOVED_AT_ANY_TIME:
+    small = before <= _MOVED_AT_ANY_TIME and free >= excess
+    if small or ROOM_FOR_WRITING * free >= before:
         collect_garbage(change, excess)
         if change.head.array_bytes < before:
             return True
