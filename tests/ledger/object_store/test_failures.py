@@ -220,6 +220,8 @@ def test_a_restored_ledger_of_rounds_not_copied_is_whole(
         ("bucket/prefix", "s3://bucket/prefix"),
         ("gs://bucket/prefix", "s3://bucket/prefix"),
         ("s3://", "s3://bucket/prefix"),
+        ("s3://bucket/a b", "letters, digits"),
+        ("s3://bucket/a/../b", "letters, digits"),
         ("s3://key:secret@bucket/prefix", "no credentials"),
         ("s3://no-such-bucket/prefix", "no such bucket"),
     ],

@@ -36,7 +36,7 @@ from fastfedul.ledger.store.object_store import (
 from fastfedul.ledger.store.schema import FileRow, HeadRow
 from fastfedul.params import Array
 
-_READS_AT_ONCE = 32
+READS_AT_ONCE = 32
 """Requests under way: a request waits for the network, not for a processor."""
 
 _WHOLE_BYTES = 1 << 23
@@ -161,7 +161,7 @@ class ObjectArrays(ArrayFiles):
         super().__init__(folder)
         self.store = store
         self._owner = owner
-        self._pool = ThreadPoolExecutor(_READS_AT_ONCE)
+        self._pool = ThreadPoolExecutor(READS_AT_ONCE)
         self._staying: set[int] = set()
         self._superfluous: set[int] = set()
         self._changed = False
