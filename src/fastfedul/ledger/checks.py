@@ -14,7 +14,8 @@ import numpy as np
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, resolve
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.store.arrays import BLOCK_VALUES, supported_buffer
+from fastfedul.ledger.store.arrays import BLOCK_VALUES
+from fastfedul.ledger.store.model_arrays import supported_buffer
 from fastfedul.ledger.store.streaming import run_blocks
 from fastfedul.params import (
     Array,

@@ -200,7 +200,7 @@ class ObjectStore:
         Raises:
             LedgerError: If versions would stay; the message says why.
         """
-        refusal = f"nothing was changed: {self.address} would keep what is erased: "
+        refusal = f"nothing was changed: {self.address} would keep erased data: "
         with self._explained():
             found = self._client.get_bucket_versioning(Bucket=self._bucket)
         if found.get("MFADelete") == "Enabled":
@@ -255,7 +255,7 @@ class ObjectStore:
                 ) from None
 
     def _hold_on(self, version: Version) -> str | None:
-        """Return what keeps a version from being deleted; None for nothing."""
+        """Return the hold or retention on a version; None if there is none."""
         with self._explained():
             found = self._client.head_object(
                 Bucket=self._bucket,
