@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/unlearn.py
 	$(BIN)/python benchmarks/kronecker.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/object_store.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/flower.py

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.support.commands import one_line, run, run_json
-from tests.support.s3_server import S3Server, running_server
+from tests.support.s3_server import S3Server, reached, server
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with running_server() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def reached(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+__all__ = ["reached", "server"]
 
 
 def save_models(folder: Path, num_rounds: int = 2) -> Path:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import boto3
+import pytest
 from botocore.config import Config
 
 KEYS = {
@@ -114,3 +115,17 @@ def running_server() -> Iterator[S3Server]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """A server for all tests of a module."""
+    with running_server() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def reached(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials and endpoint, as a user sets them."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)

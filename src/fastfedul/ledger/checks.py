@@ -16,7 +16,8 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, resolve
 from fastfedul.federation.replies import LARGEST_NORM
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.store.arrays import BLOCK_VALUES, supported_buffer
+from fastfedul.ledger.store.arrays import BLOCK_VALUES
+from fastfedul.ledger.store.model_arrays import supported_buffer
 from fastfedul.ledger.store.streaming import run_blocks
 from fastfedul.params import (
     Array,

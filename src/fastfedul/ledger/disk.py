@@ -53,7 +53,7 @@ from fastfedul.ledger.erasure import check_erasable, own_difference
 from fastfedul.ledger.pairs import NO_LIMIT
 from fastfedul.ledger.protocol import LedgerState, require_known, require_state
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.store import arrays, streaming
+from fastfedul.ledger.store import model_arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.entries import (
@@ -279,7 +279,7 @@ class LedgerReader:
         return tuple(round_entry(row) for row in rows)
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in; nothing for a stranger."""
+        """Return one client's part in each of its rounds; nothing for a stranger."""
         with self.index.reading():
             row = self._client_row(client)
             if row is None:
@@ -325,7 +325,7 @@ class LedgerReader:
             }
 
     def events(self) -> Sequence[Event]:
-        """Return the log of what was forgotten."""
+        """Return the events of the log: forgettings, erasures and the like."""
         return tuple(entry.event for entry in self.log())
 
     def log(self) -> Sequence[LogEntry]:
@@ -352,7 +352,7 @@ class LedgerReader:
             return waiting_requests(self.index)
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
         with self.index.reading():
             row = self._client_row(client)
             if row is None:
@@ -424,7 +424,7 @@ class LedgerReader:
         return Source(file, Stored.unpacked(column), dtype, size, place)
 
     def _sources(self, vectors: Sequence[VectorRef]) -> list[Source]:
-        """Return stored vectors as what can be read, from few queries."""
+        """Return the places of stored vectors, from few queries."""
         pairs = self._pair_places(vectors)
         wanted: dict[ClientId | None, list[int]] = {}
         for ref in vectors:
@@ -497,7 +497,9 @@ class LedgerReader:
         layout = self._settings.layout
         stored = Stored.unpacked(column)
         with self.index.reading():
-            flat, buffers = arrays.read_model(self.files, file, stored, layout, place)
+            flat, buffers = model_arrays.read_model(
+                self.files, file, stored, layout, place
+            )
         return Model(Params(layout, flat), buffers)
 
 
@@ -645,7 +647,7 @@ class DiskLedger(LedgerReader):
         self._model_now = (change.head.model, recorded.model)
         exact = self._settings.step_dtype == "float32"
         self._last_step = (recorded.index, recorded.step.copy()) if exact else None
-        # The caller may change it; what the next round is added to must stay.
+        # The caller may change its model; the next round is added to the ledger's own.
         return own_copy(recorded.model)
 
     def commit_forgetting(
@@ -669,7 +671,7 @@ class DiskLedger(LedgerReader):
             LedgerError: If the ledger has changed since. Nothing has happened then.
         """
         require_known(self, clients)
-        # Large models: what is not needed while the history is rewritten must go.
+        # Large models: the rewriting of the history needs the memory of these two.
         self._last_step = self._model_now = None
         with self._changing("the forgetting", erases=erase) as change:
             require_state(self, computed_at)
@@ -690,7 +692,7 @@ class DiskLedger(LedgerReader):
             add_event(change, "erase", clients, details)
 
     def compaction(self, sums_from: int = 1) -> Compaction:
-        """Return what compacting this ledger would do; nothing is changed.
+        """Return the effects of compacting this ledger; nothing is changed.
 
         Raises:
             LedgerError: If it cannot be compacted.
@@ -770,7 +772,7 @@ class DiskLedger(LedgerReader):
         """Commit a change of the ledger whole, or leave it as it was.
 
         Args:
-            what: What is changed, for messages.
+            what: Name of the change, for messages.
             for_good: Whether files that it removes must stay away after power loss.
             erases: Whether no version of them may be left anywhere.
         """
@@ -819,7 +821,7 @@ def _fill(
     layout = settings.layout
     buffers = require_buffers(initial.buffers, layout)
     files = array_files(folder / ARRAYS, place)
-    num_bytes, stored = arrays.write_model(
+    num_bytes, stored = model_arrays.write_model(
         files, INITIAL_FILE, layout, initial.params.flat, buffers
     )
     files.settle()

@@ -81,6 +81,26 @@ def test_objects_of_others_below_the_prefix_stay(
     assert list(server.objects(bucket).values()).count(b"mine") == 3
 
 
+def test_uploads_that_were_never_finished_go_too(
+    tmp_path: Path, server: S3Server
+) -> None:
+    bucket, client = server.bucket(), server.client()
+    recorded(tmp_path / "ledger", bucket)
+    with DiskLedger(tmp_path / "ledger") as ledger:
+        for name in ("arrays/00000999.safetensors", "notes.txt"):
+            upload = client.create_multipart_upload(Bucket=bucket, Key=f"ledger/{name}")
+            client.upload_part(
+                Bucket=bucket,
+                Key=f"ledger/{name}",
+                UploadId=upload["UploadId"],
+                PartNumber=1,
+                Body=b"an update",
+            )
+        forget(ledger, ["b"])
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in left] == ["ledger/notes.txt"]
+
+
 def refused(path: Path, *words: str) -> None:
     """Forgetting with erasure says why it cannot be, and changes nothing."""
     with DiskLedger(path) as ledger:

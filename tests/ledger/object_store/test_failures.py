@@ -27,7 +27,7 @@ from tests.support.disk_ledgers import (
     round_of,
     snapshot_of,
 )
-from tests.support.s3_server import S3Server
+from tests.support.s3_server import S3Server, running_server
 
 
 @pytest.fixture
@@ -77,6 +77,29 @@ def out_of_reach(
     """Return the same prefix through an address where no server listens."""
     unreachable(monkeypatch)
     return object_store.ObjectStore(f"s3://{bucket}/ledger")
+
+
+def test_a_server_that_dies_between_two_rounds_loses_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_RETRIES", 1)
+    path = tmp_path / "ledger"
+    with running_server() as dying:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", dying.url)
+        address = f"s3://{dying.bucket()}/ledger"
+        ledger = DiskLedger.create(path, initial_model(), arrays=address)
+        model = ledger.append(round_of(0))
+    with pytest.raises(LedgerError) as caught:
+        ledger.append(round_of(1))
+    assert_one_line(caught, "the server does not answer")
+    with pytest.raises(LedgerError) as caught:
+        ledger.close()
+    assert_one_line(caught, "the rounds are recorded", "fastfedul ledger backup")
+    # The model and the first round, whose file is not full, lie in the folder.
+    with LedgerReader(path) as reader:
+        assert reader.num_rounds == 1
+        assert reader.final.params.flat.tobytes() == model.params.flat.tobytes()
+        assert answer(reader, "a")
 
 
 def test_a_store_out_of_reach_refuses_writers_and_damages_nothing(
@@ -220,6 +243,8 @@ def test_a_restored_ledger_of_rounds_not_copied_is_whole(
         ("bucket/prefix", "s3://bucket/prefix"),
         ("gs://bucket/prefix", "s3://bucket/prefix"),
         ("s3://", "s3://bucket/prefix"),
+        ("s3://bucket/a b", "letters, digits"),
+        ("s3://bucket/a/../b", "letters, digits"),
         ("s3://key:secret@bucket/prefix", "no credentials"),
         ("s3://no-such-bucket/prefix", "no such bucket"),
     ],

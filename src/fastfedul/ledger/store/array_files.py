@@ -179,7 +179,7 @@ class ArrayFiles:
             return os.open(path, flags, 0o600)
 
     def resume(self, number: int) -> int:
-        """Return the descriptor of a file that is to be continued."""
+        """Return the descriptor of a file to which an image is added."""
         return os.open(self.path(number), os.O_WRONLY | os.O_CLOEXEC)
 
     def put(self, number: int, *, stays: bool = False) -> None:
@@ -295,7 +295,7 @@ class ArrayFiles:
         """
 
     def committed(self, index: Index, num_bytes: int, *, erases: bool) -> None:
-        """Do what the place of the files needs after each commit of the index.
+        """Finish a change after the index has committed it.
 
         Args:
             index: The index, outside any transaction.
@@ -304,10 +304,10 @@ class ArrayFiles:
         """
 
     def leave(self, index: Index) -> None:
-        """Do what the place of the files needs before the writer leaves."""
+        """Finish the work of the one writer, before another may write."""
 
     def close(self) -> None:
-        """Let go of what reading needed."""
+        """Let go of the resources of reading."""
 
     def _unlink(self, numbers: Collection[int]) -> dict[int, str]:
         """Remove files; return the reasons for those that cannot be removed."""

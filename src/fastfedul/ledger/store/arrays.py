@@ -28,32 +28,21 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store import codec
 from fastfedul.ledger.store.array_files import ArrayFile, ArrayFiles, file_name
 from fastfedul.ledger.store.schema import FileRow
-from fastfedul.params import Array, Flat, Layout
+from fastfedul.params import Array, Flat
 from fastfedul.records import StorageDtype, VectorRef
 
 BLOCK_VALUES = 65_536
 PAGE = 4096
 """Images begin at multiples of this."""
 
-_BLOCKS_AT_ONCE = 16  # of a model; the kernel reads at most 2 GiB in one call
 _COPY_BYTES = 1 << 23
 _SMALL_BYTES = 1 << 18
 """An image below this is gathered in memory and written with its neighbours."""
 
-_CHECKSUM_BYTES = 8
+CHECKSUM_BYTES = 8
 _SCALES_PER_BLOCK = BLOCK_VALUES // codec.SCALE_BLOCK
 _ALIGNMENT = 64
 _STORED = struct.Struct("<q32s")
-
-DTYPE_NAMES = {
-    "bool": "BOOL",
-    **{f"{kind}int{bits}": f"{kind.upper() or 'I'}{bits}"
-       for kind in ("", "u") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
-}  # fmt: skip
-"""Names of dtypes in safetensors."""
-
-_BUFFER_DTYPES = {short: name for name, short in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +66,14 @@ class Stored:
 
     @classmethod
     def unpacked(cls, column: bytes) -> Stored:
-        """Return what a column of the index says."""
+        """Return the place and checksums that a column of the index holds."""
         offset, digest = _STORED.unpack_from(column)
         return cls(offset, digest, column[_STORED.size :])
 
     def checksum(self, position: int) -> bytes:
         """Return one of the checksums."""
-        start = position * _CHECKSUM_BYTES
-        return self.checksums[start : start + _CHECKSUM_BYTES]
+        start = position * CHECKSUM_BYTES
+        return self.checksums[start : start + CHECKSUM_BYTES]
 
 
 def digest_in(column: bytes | None) -> bytes | None:
@@ -166,11 +155,13 @@ def image_header(parts: Sequence[tuple[str, StorageDtype, int]]) -> bytes:
     for name, dtype, size in parts:
         scales = codec.num_scales(dtype, size)
         if scales:
-            entries[f"{name}.scales"] = _entry("F32", (scales,), start, 4 * scales)
+            entries[f"{name}.scales"] = header_entry(
+                "F32", (scales,), start, 4 * scales
+            )
             start += 4 * scales
         num_bytes = size * codec.VALUE_BYTES[dtype]
         kind = codec.SAFETENSORS_NAMES[dtype]
-        entries[name] = _entry(kind, (size,), start, num_bytes)
+        entries[name] = header_entry(kind, (size,), start, num_bytes)
         start += num_bytes
     return padded_header(entries)
 
@@ -190,7 +181,7 @@ _AROUND = "a header, or a gap between images, was changed"
 
 
 def header_damage(file: ArrayFile, row: FileRow) -> str | None:
-    """Return what is wrong around the vectors of a file; None if nothing is.
+    """Return the damage around the vectors of a file; None if there is none.
 
     These are the headers of its images, and the gaps between the images.
     """
@@ -234,7 +225,7 @@ class ArrayWriter:
     def __init__(
         self, files: ArrayFiles, number: int, end: int = 0, headers: bytes = b""
     ) -> None:
-        """Open a new file, or one that is to be continued.
+        """Open a new file, or one to which images are added.
 
         Args:
             files: The array files of the ledger.
@@ -258,7 +249,7 @@ class ArrayWriter:
         os.close(self._descriptor)
 
     def add(self, parts: Sequence[Part]) -> tuple[int, list[Stored]]:
-        """Write an image; return where it begins and what was stored."""
+        """Write an image; return where it begins, and the places of its vectors."""
         header = image_header([(p.name, p.dtype, p.size) for p in parts])
         self.headers = with_header(self.headers, header)
         start = page_end(self.end)
@@ -285,7 +276,7 @@ class ArrayWriter:
         return FileRow(self.number, self.end, self.live_bytes, self.headers)
 
     def sync(self) -> None:
-        """Write what is left and make the file's bytes survive power loss."""
+        """Write the bytes still in memory and make the file survive power loss."""
         self._flush()
         os.fdatasync(self._descriptor)
 
@@ -341,97 +332,12 @@ class ArrayWriter:
 def write_image(
     files: ArrayFiles, number: int, parts: Sequence[Part]
 ) -> tuple[FileRow, list[Stored]]:
-    """Write a file of one image for good; return its row and what was stored."""
+    """Write a file of one image for good; return its row and its vectors' places."""
     with ArrayWriter(files, number) as writer:
         _, stored = writer.add(parts)
         writer.sync()
         files.put(number)
         return writer.row(), stored
-
-
-def write_model(
-    files: ArrayFiles,
-    number: int,
-    layout: Layout,
-    flat: Flat,
-    buffers: Mapping[str, Array],
-) -> tuple[int, Stored]:
-    """Write a model under its own array names: parameters in float32, then buffers.
-
-    Returns:
-        The bytes of the file, and what the index needs to read it.
-    """
-    entries: dict[str, object] = {}
-    start = 0
-    for slot in layout.slots:
-        entries[slot.name] = _entry("F32", slot.shape, start, 4 * slot.size)
-        start += 4 * slot.size
-    tail = []
-    for name, buffer in buffers.items():
-        array = np.asarray(buffer)
-        data = array.tobytes()
-        short = DTYPE_NAMES[array.dtype.name]
-        entries[name] = _entry(short, array.shape, start, len(data))
-        start += len(data)
-        tail.append(data)
-    header, end = padded_header(entries), b"".join(tail)
-    pieces = [memoryview(header), _bytes(flat), memoryview(end)]
-    descriptor = files.create(number)
-    try:
-        for piece in pieces:
-            view = piece
-            while view:
-                view = view[os.write(descriptor, view) :]
-        hasher = blake3()
-        for piece in pieces:
-            hasher.update(piece)
-        checksums = xxh3_64_digest(header) + _checksums(np.empty(0, np.float32), flat)
-        checksums += xxh3_64_digest(end) if end else b""
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-    files.put(number, stays=True)
-    return sum(map(len, pieces)), Stored(0, hasher.digest(), checksums)
-
-
-def supported_buffer(array: Array) -> bool:
-    """Return whether a buffer's dtype can be stored."""
-    return array.dtype.name in DTYPE_NAMES
-
-
-def read_model(
-    files: ArrayFiles, number: int, stored: Stored, layout: Layout, place: str
-) -> tuple[Flat, dict[str, Array]]:
-    """Return parameters and buffers of a model file, every byte checked."""
-    with files.opened(number, place) as file:
-        num_bytes = file.num_bytes()
-        length = int.from_bytes(file.read(8, 0, place), "little")
-        if not 0 < length <= num_bytes:
-            raise LedgerDamagedError(f"{place}: the file's header is damaged")
-        header = file.read(8 + length, 0, place)
-        if xxh3_64_digest(header) != stored.checksum(0):
-            raise LedgerDamagedError(f"{place}: the file's header is damaged")
-        values = Stored(len(header), stored.digest, stored.checksums[_CHECKSUM_BYTES:])
-        source = Source(number, values, "float32", layout.size, place)
-        flat = np.empty(layout.size, np.float32)
-        for first in range(0, source.num_blocks, _BLOCKS_AT_ONCE):
-            start, stop = (i * BLOCK_VALUES for i in (first, first + _BLOCKS_AT_ONCE))
-            read_blocks(file, source, first, flat[start:stop])
-        tail_start = len(header) + flat.nbytes
-        tail = file.read(num_bytes - tail_start, tail_start, place)
-        if (xxh3_64_digest(tail) if tail else b"") != values.checksum(
-            source.num_blocks
-        ):
-            raise LedgerDamagedError(f"{place}: the buffers are damaged")
-    known = {slot.name for slot in layout.slots}
-    buffers = {}
-    for name, entry in json.loads(header[8:]).items():
-        if name not in known:
-            begin, end = (offset - flat.nbytes for offset in entry["data_offsets"])
-            dtype = np.dtype(_BUFFER_DTYPES[entry["dtype"]])
-            data = np.frombuffer(tail[begin:end], dtype)
-            buffers[name] = data.reshape(entry["shape"])
-    return flat, buffers
 
 
 def read_blocks(file: ArrayFile, source: Source, first: int, out: Flat) -> int:
@@ -488,7 +394,7 @@ def copy_raw(files: ArrayFiles, source: Source, to: int, offset: int) -> None:
 
 
 def damage_of(file: ArrayFile, source: Source) -> str | None:
-    """Return what is wrong with the bytes of a stored vector; None if nothing is."""
+    """Return the damage of a stored vector; None if there is none."""
     hasher = blake3()
     try:
         for at in range(0, source.num_bytes, _COPY_BYTES):
@@ -525,17 +431,17 @@ def _hashed(
     offset: int,
     write: Callable[[Sequence[memoryview], int], None] | None = None,
 ) -> tuple[list[memoryview], Stored]:
-    """Return a new vector's bytes and what the index needs; write them if asked to."""
+    """Return a new vector's bytes and its place; write the bytes if asked to."""
     assert part.load is not None
     encoded = codec.encode(part.load(), part.dtype)
     scales = encoded.scales if encoded.scales is not None else np.empty(0, np.float32)
-    pieces = [_bytes(scales), _bytes(encoded.values)]
+    pieces = [buffer_of(scales), buffer_of(encoded.values)]
     if write is not None:
         write(pieces, offset)
     hasher = blake3()
     for piece in pieces:
         hasher.update(piece)
-    stored = Stored(offset, hasher.digest(), _checksums(scales, encoded.values))
+    stored = Stored(offset, hasher.digest(), block_checksums(scales, encoded.values))
     return pieces, stored
 
 
@@ -574,9 +480,10 @@ def _require(checksum: bytes, source: Source, block: int) -> None:
         )
 
 
-def _entry(
+def header_entry(
     dtype: str, shape: Sequence[int], start: int, num_bytes: int
 ) -> dict[str, object]:
+    """Return the entry of one tensor in the header of an image."""
     return {
         "dtype": dtype,
         "shape": list(shape),
@@ -585,25 +492,27 @@ def _entry(
 
 
 def padded_header(entries: Mapping[str, object]) -> bytes:
-    """Return the header of a safetensors file or image, given its entries."""
+    """Return a header with its length, padded so that the data begin aligned."""
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(array: Array) -> memoryview:
+def buffer_of(array: Array) -> memoryview:
+    """Return the bytes of an array, without a copy."""
     # An empty or zero-dimensional array has no castable buffer.
     return array.data.cast("B") if array.size else memoryview(b"")
 
 
-def _checksums(scales: Flat, values: Array) -> bytes:
+def block_checksums(scales: Flat, values: Array) -> bytes:
+    """Return the checksum of each block: of its scales and then of its values."""
     sums = []
     for block in range(-(-values.size // BLOCK_VALUES)):
         hasher = xxh3_64()
         if scales.size:
             first = block * _SCALES_PER_BLOCK
-            hasher.update(_bytes(scales[first : first + _SCALES_PER_BLOCK]))
+            hasher.update(buffer_of(scales[first : first + _SCALES_PER_BLOCK]))
         first = block * BLOCK_VALUES
-        hasher.update(_bytes(values[first : first + BLOCK_VALUES]))
+        hasher.update(buffer_of(values[first : first + BLOCK_VALUES]))
         sums.append(hasher.digest())
     return b"".join(sums)

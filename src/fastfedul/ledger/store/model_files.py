@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.files import placed
 from fastfedul.ledger.store.array_files import why
-from fastfedul.ledger.store.arrays import DTYPE_NAMES, padded_header
+from fastfedul.ledger.store.arrays import header_entry, padded_header
+from fastfedul.ledger.store.model_arrays import DTYPE_NAMES
 from fastfedul.params import FLOAT_DTYPES, Array, Layout, Params
 from fastfedul.records import Model
 
@@ -133,13 +134,9 @@ def _pieces(
     header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
     start = 0
     for name, array in arrays.items():
-        end = start + array.nbytes
-        header[name] = {
-            "dtype": DTYPE_NAMES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [start, end],
-        }
-        start = end
+        dtype = DTYPE_NAMES[array.dtype.name]
+        header[name] = header_entry(dtype, array.shape, start, array.nbytes)
+        start += array.nbytes
     yield padded_header(header)
     for array in arrays.values():
         # Not ascontiguousarray, which would give a single number a shape.

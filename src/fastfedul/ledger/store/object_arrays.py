@@ -36,7 +36,7 @@ from fastfedul.ledger.store.object_store import (
 from fastfedul.ledger.store.schema import FileRow, HeadRow
 from fastfedul.params import Array
 
-_READS_AT_ONCE = 32
+READS_AT_ONCE = 32
 """Requests under way: a request waits for the network, not for a processor."""
 
 _WHOLE_BYTES = 1 << 23
@@ -161,7 +161,7 @@ class ObjectArrays(ArrayFiles):
         super().__init__(folder)
         self.store = store
         self._owner = owner
-        self._pool = ThreadPoolExecutor(_READS_AT_ONCE)
+        self._pool = ThreadPoolExecutor(READS_AT_ONCE)
         self._staying: set[int] = set()
         self._superfluous: set[int] = set()
         self._changed = False
@@ -196,7 +196,7 @@ class ObjectArrays(ArrayFiles):
             return ObjectFile(self.store, number, place)
 
     def resume(self, number: int) -> int:
-        """Return the descriptor of a local file that is to be continued."""
+        """Return the descriptor of a local file to which an image is added."""
         if not self.path(number).exists():
             self.fetch(number)
         self._staying.add(number)
@@ -308,7 +308,7 @@ class ObjectArrays(ArrayFiles):
         After a change that erases, the copy is made at once, and every version of a
         superfluous object is deleted. After other changes it is made
         when at least as many bytes were written as the copy has, so that copies at most
-        double what is sent.
+        double the bytes sent.
 
         Raises:
             LedgerError: If something that must be gone is still there.

@@ -34,6 +34,9 @@ _RETRY_TIMEOUT = timedelta(seconds=60)
 
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Forbidden")
 
+_PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/|$))*")
+"""Prefixes that every library spells in the same way."""
+
 OUR_NAMES = re.compile(
     r"arrays/[0-9]{8,}\.safetensors|index/[0-9]{12}-[0-9a-f]{16}\.sqlite|probe"
 )
@@ -173,11 +176,13 @@ class ObjectStore:
         """Delete every version of a ledger's objects that nobody may read any more.
 
         The latest version of an object to keep stays. Objects with names that a ledger
-        does not write stay too.
+        does not write stay too. Uploads that were never finished go: no list of objects
+        shows them, but the store has their bytes.
 
         Returns:
             The versions that are still there.
         """
+        self._abort_uploads()
         for some in _batches(self._superfluous(keep)):
             wanted = [
                 {"Key": self._key(version.name), "VersionId": version.number}
@@ -195,7 +200,7 @@ class ObjectStore:
         Raises:
             LedgerError: If versions would stay; the message says why.
         """
-        refusal = f"nothing was changed: {self.address} would keep what is erased: "
+        refusal = f"nothing was changed: {self.address} would keep erased data: "
         with self._explained():
             found = self._client.get_bucket_versioning(Bucket=self._bucket)
         if found.get("MFADelete") == "Enabled":
@@ -218,6 +223,20 @@ class ObjectStore:
                     )
         self._probe(refusal)
 
+    def _abort_uploads(self) -> None:
+        """Delete the parts of uploads that a killed writer did not finish."""
+        start = self._key("")
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with self._explained():
+            for page in pages.paginate(Bucket=self._bucket, Prefix=start):
+                for found in page.get("Uploads", ()):
+                    if OUR_NAMES.fullmatch(found["Key"].removeprefix(start)):
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket,
+                            Key=found["Key"],
+                            UploadId=found["UploadId"],
+                        )
+
     def _probe(self, refusal: str) -> None:
         """Write an object and delete all its versions, as an erasure will."""
         with self._explained():
@@ -236,7 +255,7 @@ class ObjectStore:
                 ) from None
 
     def _hold_on(self, version: Version) -> str | None:
-        """Return what keeps a version from being deleted; None for nothing."""
+        """Return the hold or retention on a version; None if there is none."""
         with self._explained():
             found = self._client.head_object(
                 Bucket=self._bucket,
@@ -329,9 +348,14 @@ def _parsed(address: str) -> tuple[str, str]:
     except ValueError:
         strange, parts = True, urlsplit("")
     prefix = parts.path.strip("/")
-    if strange or parts.scheme != "s3" or not parts.netloc or "//" in prefix:
+    if strange or parts.scheme != "s3" or not parts.netloc:
         raise InvalidInputError(
             f"arrays lie at an address such as s3://bucket/prefix, not {address!r:.120}"
+        )
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidInputError(
+            f"the prefix {prefix!r:.120} has a character that stores disagree on; use "
+            "letters, digits, -, _, . and / only"
         )
     return parts.netloc, prefix
 

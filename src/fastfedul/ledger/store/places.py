@@ -34,7 +34,7 @@ def new_place(address: str | None) -> PlaceRow:
 
     Raises:
         InvalidInputError: If something lies at the address already.
-        LedgerError: If the store cannot be used, or would keep what is erased.
+        LedgerError: If the store cannot be used, or would keep erased data.
     """
     if address is None:
         return PlaceRow(1, None, None)

@@ -1,7 +1,7 @@
 """One change of a ledger on disk: rows and files that count together or not at all.
 
 Array files are written and synced first, then their folder, then the index commits:
-what is committed is whole, and what is not committed is swept away on the next open.
+a committed change is whole, and the next writer sweeps the files of any other.
 Files that a change made superfluous are removed after its commit.
 """
 
@@ -20,6 +20,7 @@ from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
+from fastfedul.ledger.store.model_arrays import write_model
 from fastfedul.ledger.store.schema import (
     COUNTED,
     ClientRow,
@@ -95,7 +96,7 @@ class Transaction:
 
     @contextlib.contextmanager
     def writing_model(self, model: Model, origin: ModelOrigin) -> Iterator[None]:
-        """Write a model beside what the block does, and make it the current one.
+        """Write a model while the block runs, and make it the current one.
 
         Args:
             model: The model.
@@ -104,7 +105,7 @@ class Transaction:
         """
         number = self._new_number()
         job = self._pool.submit(
-            arrays.write_model,
+            write_model,
             self.files,
             number,
             self.settings.layout,
@@ -146,7 +147,7 @@ class Transaction:
         """Write the image of a small round, to the file of the last one if it has room.
 
         Returns:
-            The file, where the image begins in it, and what was stored.
+            The file, where the image begins in it, and the places of its vectors.
         """
         number = self.head.open_file
         row = None if number is None else self.index.one(FileRow, file=number)
@@ -266,7 +267,7 @@ class Transaction:
         self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
-        """Remove files that the committed change made superfluous.
+        """Remove the files that the committed change made superfluous.
 
         Args:
             for_good: Whether they must be gone, also after power loss, when this
