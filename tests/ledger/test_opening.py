@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
+from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.params import Layout
 from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign
 from tests.support.disk_ledgers import (
@@ -122,7 +123,7 @@ def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
     (path / "index.sqlite").unlink()
     other = sqlite3.connect(path / "index.sqlite")
     other.execute("CREATE TABLE ledger (format INTEGER)")
-    other.execute("INSERT INTO ledger VALUES (2)")
+    other.execute("INSERT INTO ledger VALUES (?)", (FORMAT,))
     other.commit()
     other.close()
     before = snapshot_of(path)
@@ -134,7 +135,7 @@ def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("version", [1, 3, 1000, 0])
+@pytest.mark.parametrize("version", [1, FORMAT - 1, FORMAT + 1, 1000, 0])
 def test_another_format_is_refused_by_name(
     path: Path, version: int, signed: bool
 ) -> None:
