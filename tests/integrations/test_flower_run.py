@@ -29,7 +29,7 @@ def go_on(path: Path, keep: str, use: KeepUse = "store") -> None:
     answering = Answering(
         method=FastFedUL(), erase=True, certificates=path / "certificates", key=None
     )
-    run = RecordedRun(path, settings, answering, buffer_rule(None))
+    run = RecordedRun(path, settings, answering, buffer_rule(None), "Two of us")
     run.open(to_record(START, ("w",)))
     delta = Params.of({"w": np.ones(3, np.float32)})
     updates = (ClientUpdate("a", 0.5, delta), ClientUpdate("b", 0.5, delta))
@@ -47,6 +47,7 @@ def test_a_ledger_of_rounds_does_not_go_on_with_sums(tmp_path: Path) -> None:
     go_on(path, "all")
     with DiskLedger(path) as ledger:
         assert [update.kept for update in ledger.updates_of("a")] == [True, True]
+        assert ledger.settings.federation == "Two of us"
 
 
 @pytest.mark.parametrize("keep", ["all", "sums", "uniform:1"])

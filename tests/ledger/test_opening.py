@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul import DiskLedger, LedgerDamagedError, LedgerReader, verify
+from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
+from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.params import Layout
 from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign
 from tests.support.disk_ledgers import (
@@ -101,14 +102,14 @@ def test_another_database_in_place_of_the_index_is_refused(path: Path) -> None:
     (path / "index.sqlite").unlink()
     other = sqlite3.connect(path / "index.sqlite")
     other.execute("CREATE TABLE ledger (format INTEGER)")
-    other.execute("INSERT INTO ledger VALUES (3)")
+    other.execute("INSERT INTO ledger VALUES (?)", (FORMAT,))
     other.commit()
     other.close()
     assert_refused(path, "index.sqlite")
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("version", [1, 2, 1000, 0])
+@pytest.mark.parametrize("version", [1, FORMAT - 1, FORMAT + 1, 1000, 0])
 def test_another_format_is_refused_by_name(
     path: Path, version: int, signed: bool
 ) -> None:

@@ -45,7 +45,14 @@ from fastfedul.runs.training import (
 pytest.importorskip("torch")
 
 SMALL = RunConfig.from_options(
-    train_size=240, clients=4, rounds=5, epochs=1, attack="pixel", seed=11, workers=1
+    train_size=240,
+    clients=4,
+    rounds=5,
+    epochs=1,
+    attack="pixel",
+    seed=11,
+    workers=1,
+    federation="Four of us",
 )
 
 KILLED = """
@@ -93,6 +100,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(SMALL, folder)
     return folder
+
+
+def test_the_ledger_knows_its_federation(whole: Path) -> None:
+    with LedgerReader(whole) as ledger:
+        assert ledger.settings.federation == "Four of us"
 
 
 def cut_after(folder: Path, num_rounds: int, config: RunConfig = SMALL) -> None:
