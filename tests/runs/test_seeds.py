@@ -82,8 +82,8 @@ def test_the_runs_of_other_seeds_that_still_hold_a_client_are_found(
         forget(ledger, ["a"], erase=False)
         forget(ledger, ["b"])
     assert seed_runs_with(run, ["a", "b"]) == {first: ["a", "b"], second: ["a"]}
-    index = second / "ledger" / "index.sqlite"
-    index.write_bytes(b"damaged")
+    (run / "config.toml").write_text("damaged")
+    (second / "ledger" / "index.sqlite").write_bytes(b"damaged")
     assert seed_runs_with(run, ["b"]) == {first: ["b"], second: ["b"]}
 
 

@@ -509,9 +509,6 @@ def test_a_taken_folder_is_refused_and_a_missing_run_too(
 
 
 @pytest.mark.parametrize(
-    "options", [{"model": "no.module:build"}, {"data": "no-such-data"}]
-)
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (
@@ -532,6 +529,9 @@ def test_arguments_of_wrong_types_get_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "options", [{"model": "no.module:build"}, {"data": "no-such-data"}]
+)
 def test_a_run_that_cannot_begin_leaves_no_folder(
     options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ stopped goes on where it ended, and one that is finished is used as it is.
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -97,11 +98,16 @@ def seed_runs_with(folder: Path, clients: Iterable[ClientId]) -> dict[Path, list
     Returns:
         The names of the clients that are not erased there, by folder.
     """
+    # By names alone: the client is gone already, so no wrong file may stop this.
     folder = folder.absolute()
-    name = _family(folder.name, load_config(folder).seed)
-    beside = sorted(folder.parent.glob(f"{glob.escape(name)}-seed-*"))
+    first = folder.with_name(re.sub(r"(?<=.)-seed-[0-9]+$", "", folder.name))
+    beside = [
+        place
+        for name in sorted({folder.name, first.name})
+        for place in sorted(folder.parent.glob(f"{glob.escape(name)}-seed-*"))
+    ]
     found = {}
-    for place in (folder.parent / name, *beside):
+    for place in (first, *beside):
         if place == folder or not (place / LEDGER / INDEX).is_file():
             continue
         held = list(clients)
@@ -114,19 +120,11 @@ def seed_runs_with(folder: Path, clients: Iterable[ClientId]) -> dict[Path, list
     return found
 
 
-def _family(name: str, seed: int) -> str:
-    """Return the name that the runs of all seeds begin with.
-
-    >>> _family("run-seed-1", 1), _family("run", 0)
-    ('run', 'run')
-    """
-    return name.removesuffix(f"-seed-{seed}") or name
-
-
 def _place(folder: Path, own: int, seed: int) -> Path:
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     # Beside `run-seed-1` as beside `run`, the run of seed 2 is `run-seed-2`.
-    return folder.with_name(f"{_family(folder.name, own)}-seed-{seed}")
+    name = folder.name.removesuffix(f"-seed-{own}") or folder.name
+    return folder.with_name(f"{name}-seed-{seed}")
 
 
 def _check(folder: Path, place: Path, wanted: RunConfig) -> None:
