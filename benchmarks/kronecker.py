@@ -53,9 +53,10 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.recoding import recoded
 from fastfedul.ledger.views import CountedLedger, LedgerView
 from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul.columns import rows_of
 from fastfedul.methods.fast_fedul.deviations import Sink
 from fastfedul.methods.fast_fedul.kronecker import hold_back
-from fastfedul.methods.fast_fedul.marks import HeldMarks, rows_of
+from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Array, Flat, Layout, Slot

@@ -26,8 +26,8 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.methods.fast_fedul import deviations, kronecker
-from fastfedul.methods.fast_fedul.deviations import RoundDeviations, Sink
+from fastfedul.methods.fast_fedul import columns, kronecker
+from fastfedul.methods.fast_fedul.deviations import Sink, StoredDeviations
 from fastfedul.methods.fast_fedul.kronecker import hold_back
 from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
@@ -250,12 +250,12 @@ def test_few_vectors_at_once_give_the_same(
     rounds = rounds_of(made_up(24))
     with on_disk(tmp_path / "ledger", rounds, update_dtype="int8") as ledger:
         together = removal(ledger, "c0").delta.flat
-        monkeypatch.setattr(deviations, "VECTORS_AT_ONCE", 13)
+        monkeypatch.setattr(columns, "VALUES_AT_ONCE", 13 * LAYOUT.size)
         entries = ledger.rounds()
         asked = leaving(ledger, frozenset({"c0"}), entries)
         found = undamped(ledger, asked, entries, None).deviations
-        assert isinstance(found, RoundDeviations)
-        assert len(found.batches) > 1
+        assert isinstance(found, StoredDeviations)
+        assert len(found.groups) > 1
         apart = removal(ledger, "c0").delta.flat
 
     np.testing.assert_allclose(apart, together, atol=1e-6)

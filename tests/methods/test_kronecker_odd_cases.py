@@ -10,9 +10,9 @@ import pytest
 
 from fastfedul import Keep, NoSkew
 from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul.columns import rows_of
 from fastfedul.methods.fast_fedul.deviations import longest_that_counts
 from fastfedul.methods.fast_fedul.kronecker import left_of
-from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.records import UpdateEntry

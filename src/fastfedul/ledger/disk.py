@@ -359,7 +359,8 @@ class LedgerReader:
     def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
         """Return stored vectors one under the other, to be read by columns."""
         with self.index.reading():
-            return streaming.StackedFiles(self._folder, tuple(self._sources(vectors)))
+            sources = tuple(self._sources(vectors))
+        return streaming.StackedFiles(streaming.OpenFiles(self._folder), sources)
 
     def num_array_bytes(self) -> int:
         """Return the size of all array files together."""

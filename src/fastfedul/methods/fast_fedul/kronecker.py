@@ -35,8 +35,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastfedul.ledger.store.streaming import one_thread_per_caller, run_blocks
+from fastfedul.methods.fast_fedul.columns import (
+    Columns,
+    Forward,
+    Tile,
+    rows_of,
+    spans,
+)
 from fastfedul.methods.fast_fedul.deviations import Deviations, Sink
-from fastfedul.methods.fast_fedul.marks import Columns, Forward, spans
 from fastfedul.params import Array, Flat, Layout, Slot, dot
 from fastfedul.rng import stream
 
@@ -91,7 +97,7 @@ _SIDE_BY_SIDE_BYTES = 64 << 20
 """Small arrays that lie side by side are read together up to so many bytes of rows."""
 
 _LANES = 4
-"""Sums that rows read one by one go into in turns, so that threads need not wait."""
+"""Sums that rows and columns go into in turns, so that threads need not wait."""
 
 
 Ages = Sequence[tuple[float, float]]
@@ -159,41 +165,31 @@ def _hold_back(
     groups = _Groups.of(count, stream(int.from_bytes(seed), "groups"))
     tally = _Tally(groups, len(marks), len(layout.slots))
     found = np.empty(layout.size, np.float32)
-    few = 4 * count * layout.size <= _KEPT_BYTES
-    kept: list[tuple[slice, Array]] = []
-    forward = Forward(marks, layout.size), Forward(deviations, layout.size)
-    number = 0
-    for slots, start in _side_by_side(layout, count):
-        stop = start + sum(slot.size for slot in slots)
+    few = 0 < 4 * count * layout.size <= _KEPT_BYTES
+    kept = rows_of(deviations, 0, layout.size) if few else None
+    marks_ahead = Forward(marks, layout.size)
+    rows_ahead = Forward(deviations, layout.size)
+    for arrays in _side_by_side(layout, count):
+        start, stop = arrays.start, arrays.stop
         part = found[start:stop]
-        large = 4 * count * (stop - start) > _LAYER_BYTES
-        # The bases come first: while rows are read for them, no mark is in memory.
-        bases = _bases_row_by_row(deviations, start, slots, seed) if large else None
-        here = forward[0].read(start, stop)
+        if 4 * count * (stop - start) > _LAYER_BYTES:
+            _hold_back_large(
+                marks_ahead, ages, deviations, arrays, scale, seed, part, tally
+            )
+            continue
+        here = marks_ahead.read(start, stop)
         if not count:
+            rows = np.empty((0, len(part)), np.float32)
             here.sum(axis=0, out=part)
-            tally.add(np.empty((0, len(part)), np.float32), here, part, slots, number)
-        elif large:
-            if bases is not None:
-                _turn(here, ages, *bases, scale, part)
-            for low, high in spans(start, stop, count):
-                rows = forward[1].read(low, high)
-                cut = slice(low - start, high - start)
-                if bases is None:
-                    _by_value(here[:, cut], ages, rows, scale, part[cut])
-                tally.add(rows, here[:, cut], part[cut], slots, number)
         else:
-            rows = forward[1].read(start, stop)
-            _within_layers(here, ages, rows, slots, scale, seed, part)
-            tally.add(rows, here, part, slots, number)
-            if few:
-                kept.append((slice(start, stop), rows))
-        number += len(slots)
+            rows = rows_ahead.read(start, stop) if kept is None else kept[:, start:stop]
+            _within_layers(here, ages, rows, arrays.slots, scale, seed, part)
+        tally.add(rows, here, part, arrays)
     along = tally.along(ages, scale, least)
     factors = groups.spread(along.factors)
-    for place, rows in kept:
-        found[place] += factors.astype(np.float32) @ rows
-    if not few and len(along.values):
+    if kept is not None:
+        found += factors.astype(np.float32) @ kept
+    elif len(along.values):
         deviations.add_to(found, factors)
     return HeldBack(
         found,
@@ -203,6 +199,42 @@ def _hold_back(
         len(along.values),
         tally.removed(layout, along.factors),
     )
+
+
+def _hold_back_large(
+    marks: Forward,
+    ages: Sequence[Ages],
+    deviations: Deviations,
+    arrays: _Arrays,
+    scale: float,
+    seed: bytes,
+    found: Flat,
+    tally: _Tally,
+) -> None:
+    """Write the part that is left of one array whose rows do not fit into memory."""
+    start, stop = arrays.start, arrays.stop
+    # The bases come first: while rows are read for them, no mark is in memory.
+    bases = _bases_row_by_row(deviations, start, arrays.slots, seed)
+    here = marks.read(start, stop)
+    if bases is not None:
+        _turn(here, ages, *bases, scale, found)
+    tiles = list(spans(start, stop, len(deviations)))
+    tallies = [tally.fresh() for _ in range(_LANES)]
+
+    def work(lanes: Iterable[int]) -> None:
+        tile = Tile()
+        for lane in lanes:
+            for low, high in tiles[lane::_LANES]:
+                rows = tile.rows(len(deviations), high - low)
+                deviations.fill(rows, low)
+                cut = slice(low - start, high - start)
+                if bases is None:
+                    _by_value(here[:, cut], ages, rows, scale, found[cut])
+                tallies[lane].add(rows, here[:, cut], found[cut], arrays)
+
+    run_blocks(work, _LANES)
+    for own in tallies:
+        tally.merge(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,24 +285,37 @@ class _Tally:
         self.of_whole = np.zeros((count, self.num_slots))
         self.whole, self.within = np.zeros(self.num_slots), np.zeros(self.num_slots)
 
-    def add(
-        self, rows: Array, marks: Array, left: Flat, slots: Sequence[Slot], first: int
-    ) -> None:
+    def fresh(self) -> _Tally:
+        """Return a tally of no columns."""
+        return _Tally(self.groups, self.num_marks, self.num_slots)
+
+    def merge(self, other: _Tally) -> None:
+        """Add the products of other columns."""
+        self.gram += other.gram
+        self.products += other.products
+        self.of_whole += other.of_whole
+        self.whole += other.whole
+        self.within += other.within
+        self.away += other.away
+
+    def add(self, rows: Array, marks: Array, left: Flat, arrays: _Arrays) -> None:
         """Add the products of some columns.
 
         Args:
             rows: The deviations.
             marks: The marks.
-            left: What is left of them within layers.
-            slots: The arrays, or the one array of which these are some columns.
-            first: Number of the first array.
+            left: The part of the marks that is left within layers.
+            arrays: The arrays, or the one array of which these are some columns.
         """
         grouped = self.groups.sums(rows)
         self.gram += grouped @ grouped.T
         self.products += grouped @ np.vstack([marks, left]).T
         whole = marks.sum(axis=0)
+        slots = arrays.slots
         ends = np.cumsum([slot.size for slot in slots]).tolist()
-        for number, (slot, end) in enumerate(zip(slots, ends, strict=True), first):
+        for number, (slot, end) in enumerate(
+            zip(slots, ends, strict=True), arrays.first
+        ):
             part = slice(end - slot.size, min(end, len(left)))
             if slot.size == 0:
                 continue
@@ -387,24 +432,42 @@ class _Groups:
         return spread
 
 
-def _side_by_side(layout: Layout, count: int) -> Iterator[tuple[list[Slot], int]]:
-    """Yield arrays that are read together, with the place of the first value.
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """Arrays of the model that lie side by side and are read together.
+
+    Attributes:
+        slots: The arrays.
+        first: Number of the first array.
+        start: Place of the first value.
+    """
+
+    slots: tuple[Slot, ...]
+    first: int
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The place after the last value."""
+        return self.start + sum(slot.size for slot in self.slots)
+
+
+def _side_by_side(layout: Layout, count: int) -> Iterator[_Arrays]:
+    """Yield the arrays that are read together.
 
     Args:
         layout: Names and shapes of the arrays.
         count: How many rows are read of them.
     """
     most = _SIDE_BY_SIDE_BYTES // (4 * max(1, count))
-    together: list[Slot] = []
-    start = size = 0
-    for slot in layout.slots:
-        if together and size + slot.size > most:
-            yield together, start
-            start, together, size = start + size, [], 0
-        together.append(slot)
+    first = start = size = 0
+    for number, slot in enumerate(layout.slots):
+        if number > first and size + slot.size > most:
+            yield _Arrays(layout.slots[first:number], first, start)
+            start, first, size = start + size, number, 0
         size += slot.size
-    if together:
-        yield together, start
+    if layout.slots:
+        yield _Arrays(layout.slots[first:], first, start)
 
 
 def _by_value(

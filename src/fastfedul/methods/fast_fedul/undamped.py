@@ -23,6 +23,7 @@ from fastfedul.ledger.participation import (
 )
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.cleaning import cleaned_steps
+from fastfedul.methods.fast_fedul.columns import Columns, rows_of
 from fastfedul.methods.fast_fedul.deviations import (
     Deviations,
     Drawn,
@@ -32,13 +33,7 @@ from fastfedul.methods.fast_fedul.deviations import (
     paired_deviations,
 )
 from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL, Ages
-from fastfedul.methods.fast_fedul.marks import (
-    Columns,
-    HeldMarks,
-    OneMark,
-    StackedMarks,
-    rows_of,
-)
+from fastfedul.methods.fast_fedul.marks import HeldMarks, OneMark, StackedMarks
 from fastfedul.methods.fast_fedul.tracing import (
     GammaTerms,
     Leaving,
