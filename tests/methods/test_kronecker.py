@@ -26,7 +26,13 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.methods.fast_fedul import columns, kronecker
+from fastfedul.methods.fast_fedul import (
+    columns,
+    eigenbases,
+    kronecker,
+    remainder,
+    tally,
+)
 from fastfedul.methods.fast_fedul.deviations import Sink, StoredDeviations
 from fastfedul.methods.fast_fedul.kronecker import hold_back
 from fastfedul.methods.fast_fedul.marks import HeldMarks
@@ -86,7 +92,7 @@ def by_formula(reference: ModuleType, history: Any, gone: set[str]) -> np.ndarra
     marks = [mark_of(updates, gone) for updates in history.rounds]
     ages = np.arange(len(marks))[::-1] / len(marks)
     classes = [sum(bool(a > end) for end in (0, 1 / 8, 1 / 2)) for a in ages]
-    within, along = kronecker.WITHIN_LAYERS, kronecker.ALONG_DEVIATIONS
+    within, along = remainder.WITHIN_LAYERS, remainder.ALONG_DEVIATIONS
     found = np.zeros(LAYOUT.size)
     for own in range(4):
         members = [i for i, of_round in enumerate(classes) if of_round == own]
@@ -149,7 +155,7 @@ def test_many_rows_are_added_up_in_groups(
     reference: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = made_up(3)
-    monkeypatch.setattr(kronecker, "MAX_ROWS", 20)
+    monkeypatch.setattr(tally, "MAX_ROWS", 20)
 
     found = removal(in_memory(rounds_of(history)), "c0")
 
@@ -315,7 +321,7 @@ def test_a_wide_layer_gets_its_leading_eigenvectors(
         HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
     )
 
-    monkeypatch.setattr(kronecker, "EXACT_SIDE", 100)
+    monkeypatch.setattr(eigenbases, "EXACT_SIDE", 100)
     found = hold_back(
         HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
     )

@@ -29,7 +29,7 @@ from fastfedul import (
 from fastfedul.ledger.protocol import Ledger, Stack
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.views import LedgerView
-from fastfedul.methods.fast_fedul import kronecker, undamped
+from fastfedul.methods.fast_fedul import eigenbases, kronecker, undamped
 from fastfedul.methods.fast_fedul.columns import Forward, rows_of
 from fastfedul.methods.fast_fedul.deviations import Sink
 from fastfedul.methods.fast_fedul.marks import HeldMarks
@@ -122,7 +122,7 @@ def test_a_large_model_gets_the_answer_of_a_small_one(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kronecker, "EXACT_SIDE", 10**6 if layout is SMALL else 300)
+    monkeypatch.setattr(eigenbases, "EXACT_SIDE", 10**6 if layout is SMALL else 300)
     rounds = rounds_of(layout, 3, per_round=per_round)
     with on_disk(tmp_path / "ledger", layout, rounds) as ledger:
         wanted = removal(ledger, *gone)

@@ -589,7 +589,7 @@ class DiskLedger(LedgerReader):
             make_room(change, str(self.path))
         self._model_now = (change.head.model, recorded.model)
         exact = self._settings.step_dtype == "float32"
-        self._last_step = (recorded.index, recorded.step.copy()) if exact else None
+        self._last_step = (recorded.index, recorded.step) if exact else None
         # The caller may change it; what the next round is added to must stay.
         return own_copy(recorded.model)
 

@@ -32,8 +32,9 @@ from fastfedul.methods.fast_fedul.deviations import (
     longest_that_counts,
     paired_deviations,
 )
-from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL, Ages
+from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL
 from fastfedul.methods.fast_fedul.marks import HeldMarks, OneMark, StackedMarks
+from fastfedul.methods.fast_fedul.remainder import Ages
 from fastfedul.methods.fast_fedul.tracing import (
     GammaTerms,
     Leaving,
