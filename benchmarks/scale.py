@@ -3,7 +3,8 @@
 Every figure is a ratio to a limit measured in the same minute, a growth, a count or a
 time that a person waits. A part that is done is kept in the work folder, so that an
 interrupted run goes on where it was. Whole it takes about 40 minutes and 20 GB of disk;
-`--quick` takes about a minute and tries every part.
+`--quick` takes about a minute and tries every part. The part `recorded` needs the extra
+`flower` and is left out without it.
 
     python benchmarks/scale.py [--json] [--quick] [--work FOLDER] [--only PART ...]
 """
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -206,7 +208,8 @@ WANTED: dict[str, tuple[str, float]] = {
 
 def parts_of(sizes: Sizes) -> dict[str, Callable[[Path, Sizes], Figures]]:
     """Return every part of the benchmark by its name."""
-    largest = sizes.parameters[-1]
+    largest, name = sizes.parameters[-1], sizes.recorded
+    flower = find_spec("flwr") is not None
     return {
         "start": start_up,
         "tiny-rounds": tiny_rounds,
@@ -214,7 +217,7 @@ def parts_of(sizes: Sizes) -> dict[str, Callable[[Path, Sizes], Figures]]:
         **{f"append-{n}": partial(append_at, n) for n in sizes.written},
         "wide-round": wide_round,
         "phones": phone_federation,
-        f"recorded-{sizes.recorded}": partial(recorded_at, sizes.recorded),
+        **({f"recorded-{name}": partial(recorded_at, name)} if flower else {}),
         **{f"forget-{n}": partial(forget_from, n) for n in sizes.parameters},
         f"algebra-{largest}": partial(algebra_of, largest),
     }

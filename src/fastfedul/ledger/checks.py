@@ -1,4 +1,4 @@
-"""What happens to a round before it is recorded: checks, then derived numbers.
+"""Checks of a round before it is recorded, and the numbers derived from it.
 
 Nothing is written until all of this has passed, in memory and on disk alike.
 """
@@ -85,8 +85,8 @@ def prepare(
     """Return the round as it will be stored.
 
     Args:
-        round_: What the caller hands in.
-        settings: Those of the ledger.
+        round_: The round that the caller hands in.
+        settings: Settings of the ledger.
         current: The model before the round.
         num_rounds: How many rounds the ledger has.
         previous_step: The last round's step, None before the first.
@@ -213,7 +213,7 @@ def check_name(client: ClientId) -> None:
 
 
 def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str, Array]:
-    """Return the buffers after a round, checked against those of the model."""
+    """Return the buffers after a round, checked against the model's buffers."""
     if round_.buffers is None:
         return current.buffers
     if not isinstance(round_.buffers, Mapping):
@@ -479,7 +479,7 @@ def _expected(
     vectors: list[Flat | None],
     settings: LedgerSettings,
 ) -> Callable[[slice], Flat] | None:
-    """Return what gives a slice of the step as it should be; None if unknowable."""
+    """Return a function of a slice that gives the right step; None if unknowable."""
     weights = [_entered(update, round_) for update in updates]
     rows = [v for v, w in zip(vectors, weights, strict=True) if w and v is not None]
     factors = [weight for weight in weights if weight]

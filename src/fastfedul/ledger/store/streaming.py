@@ -244,7 +244,7 @@ def _combine_small(
     matrix: Array,
     pairs: Sequence[Pair],
 ) -> Combination:
-    """Do what `combine` does, for vectors of which many fit into memory."""
+    """Return the answer of `combine`, for vectors of which many fit into memory."""
     size = sources[0].size
     sums = np.zeros((len(matrix), size), np.float32)
     products = np.zeros(len(pairs))

@@ -3,7 +3,7 @@
 A row is the deviation of one staying client's update from the step that its round
 would have taken without everybody who left, times the root of its weight. The weights
 of all rows sum to 1. A ledger of sums has no updates; there a row is a difference of
-two staying clients' updates, weighted such that the rows scatter as deviations do.
+two staying clients' updates, with weights that make the rows scatter as deviations do.
 
 The leavers must not be in a row: their own mark would pass for a difference between
 clients, and forgetting would hold it back. Nor may one staying client decide what is
@@ -44,7 +44,7 @@ On 21 development runs at most 3 % of honest clients' updates were longer.
 """
 
 _PIECES = 8
-"""Pieces of a tile: a row is read, checked and scaled in pieces of one such size."""
+"""Pieces of a tile's size into which a row is cut to be read, checked and scaled."""
 
 Sink = Callable[[Flat], None]
 """Takes one row; the row lasts until the sink returns."""
@@ -308,13 +308,13 @@ def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
 
 
 def _shortened(update: UpdateEntry, longest: float) -> float:
-    """Return what an update is multiplied by so that it is not too long."""
+    """Return the factor that makes an update no longer than the longest that counts."""
     return longest / update.norm if update.norm > longest else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The drawn updates, and everybody who stays of the rounds they are from.
+    """The drawn updates, and all staying clients of their rounds.
 
     Attributes:
         updates: The drawn updates by round, rounds in order.
@@ -333,7 +333,7 @@ def draw(
     """Return kept updates of the clients that stay, drawn at random.
 
     The draw is uniform over rounds and clients, without replacement, and a function of
-    the ledger's hash chain: whoever asks the same ledger twice gets the same answer.
+    the ledger's hash chain: the same ledger gives the same answer twice.
     Only the participants of the drawn rounds are looked up.
 
     Args:
@@ -416,12 +416,12 @@ def drawn_deviations(
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What the updates of a round deviate from.
+    """The step that the updates of a round deviate from.
 
     Attributes:
         refs: Stored vectors that it is made of.
         factors: Their factors.
-        growth: What deviations from it must be multiplied by; 0 if they say nothing.
+        growth: Factor of the deviations from it; 0 if the deviations say nothing.
     """
 
     refs: Sequence[VectorRef]
@@ -482,7 +482,7 @@ def paired_deviations(
 
     With shares a that sum to s in a round, the scatter of its updates around their mean
     is the sum over pairs of a_i a_j (U_i - U_j)^2 / s. A kept pair stands for `odds`
-    pairs of its round; what all pairs together weigh is known from the shares.
+    pairs of its round; the weight of all pairs together is known from the shares.
 
     Args:
         ledger: A ledger of sums.

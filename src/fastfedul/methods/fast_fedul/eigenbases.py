@@ -96,7 +96,7 @@ class _Side:
             return Basis(vectors.astype(np.float32), values, None, float(values.sum()))
         test = self.test.astype(np.float64)
         side = len(total)
-        # A little of the identity keeps what float32 cannot tell from 0 in order.
+        # A little of the identity orders the values that float32 cannot tell from 0.
         shift = float(np.finfo(np.float32).eps * np.linalg.norm(total)) or 1.0
         total += shift * test
         core = test.T @ total

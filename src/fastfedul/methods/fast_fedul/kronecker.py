@@ -80,12 +80,12 @@ _SIDE_BY_SIDE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What is left of a difference, and what that rests on.
+    """The part of a difference that is left, and the evidence for it.
 
     Attributes:
         difference: The part of the difference that training would not have undone.
         length: Length of the whole difference.
-        held_back: Length of what is held back of it.
+        held_back: Length of the part that is held back.
         num_updates: Updates, or pairs of updates, that were used.
         num_directions: Directions along which they differ.
         removed_by_layer: Part of the difference that is not held back, by name of the
@@ -109,7 +109,7 @@ def hold_back(
     seed: bytes,
     least: float = LEAST,
 ) -> HeldBack:
-    """Return what is left of a difference after the others' training.
+    """Return the part of a difference that is left after the others' training.
 
     Args:
         marks: The difference without any skew, a row for each age.
@@ -117,7 +117,7 @@ def hold_back(
         deviations: How the staying clients' updates differ.
         layout: Names and shapes of the parameters.
         scale: sqrt(T b) / g; infinite if no round moved the model.
-        seed: Seed of what is random: groups of rows, and bases of very wide layers.
+        seed: Seed of the random groups of rows and of the bases of very wide layers.
         least: Smallest eigenvalue that counts, relative to the largest.
     """
     # On small matrices several threads gain little, and fight for busy processors.
@@ -220,7 +220,7 @@ def _within_layers(
     seed: bytes,
     found: Flat,
 ) -> None:
-    """Write what is left of arrays that lie side by side, each in its own basis."""
+    """Write the part that is left of neighbouring arrays, each in its own basis."""
     ends = np.cumsum([slot.size for slot in slots]).tolist()
     largest_first = sorted(range(len(slots)), key=lambda number: -slots[number].size)
 

@@ -16,7 +16,7 @@ Ages = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """How a variance becomes what is left of a mark; fitted on development runs.
+    """How a variance decides the part that is left; fitted on development runs.
 
     Attributes:
         factor: C, without a unit.
@@ -33,7 +33,7 @@ ALONG_DEVIATIONS = Strength(20_000.0, 1.0)
 
 
 def left_of(variance: Array, strength: Strength, scale: float, ages: Ages) -> Array:
-    """Return what is left of a difference along directions of such variance.
+    """Return the part of a difference that is left along directions, by variance.
 
     >>> left_of(np.array([0.0, 1.0]), Strength(1.0, 0.5), 15.0, [(1.0, 1.0)])
     array([1.  , 0.25])
@@ -53,7 +53,7 @@ def left_of(variance: Array, strength: Strength, scale: float, ages: Ages) -> Ar
 def hold_back_by_value(
     marks: Array, ages: Sequence[Ages], rows: Array, scale: float, found: Flat
 ) -> None:
-    """Write what is left of an array of one axis, value by value."""
+    """Write the part that is left of an array of one axis, value by value."""
     variance = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
     found[...] = 0
     for mark, own in zip(marks, ages, strict=True):
@@ -68,7 +68,7 @@ def turn_and_hold_back(
     scale: float,
     found: Flat,
 ) -> None:
-    """Write what is left of an array of two or more axes, in the bases of its sides.
+    """Write the part that is left of an array of more axes, in its sides' bases.
 
     Where all eigenvectors of a side are known, marks are turned into them and the sum
     over the ages is turned back once.
@@ -102,7 +102,7 @@ def turn_and_hold_back(
 def _add_left(
     total: Array, turned: Array, left: Basis, right: Basis, scale: float, ages: Ages
 ) -> None:
-    """Add what is left of a mark that is turned where all eigenvectors are known."""
+    """Add the part that is left of a mark, turned where all eigenvectors are known."""
 
     def kept(of_left: Array, of_right: Array) -> Array:
         variance = np.multiply.outer(of_left, of_right) / left.trace
@@ -112,7 +112,7 @@ def _add_left(
     if left.rest is None and right.rest is None:
         total += both * turned
         return
-    # What lies across the vectors of a side is multiplied by one number; along them
+    # The part across the vectors of a side is multiplied by one number; along them
     # that is taken off again.
     rest = [np.array([0.0 if s.rest is None else s.rest]) for s in (left, right)]
     by_left, by_right = kept(left.values, rest[1]), kept(rest[0], right.values)

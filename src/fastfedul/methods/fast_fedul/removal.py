@@ -1,4 +1,4 @@
-"""What Fast-FedUL gives back: the model, and how sure that is."""
+"""The answer of Fast-FedUL: the model, and how sure it is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Removal(UnlearnResult):
             what is missing was not left out at random.
         bound: Distance to a retrained model under the assumptions of Theorem 1.
         skew: How the others' reaction was taken into account, settings filled in.
-        reaction: What the skew saw in the ledger; None for one that does not look.
+        reaction: Evidence that the skew found in the ledger; None if it looks at none.
     """
 
     delta: Params
@@ -45,7 +45,7 @@ class Removal(UnlearnResult):
     reaction: Reaction | None
 
     def evidence(self) -> dict[str, object]:
-        """Return what the log and the certificate keep of this result."""
+        """Return the facts of this result for the log and the certificate."""
         found: dict[str, object] = {
             "standard_error": finite(self.standard_error),
             "bound": finite(self.bound.value),
@@ -76,7 +76,7 @@ def coverages(forget: frozenset[ClientId], removal: Leaving) -> dict[ClientId, f
 
 
 def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]:
-    """Return warnings about what was not kept.
+    """Return warnings about updates that were not kept.
 
     Raises:
         UnlearnRefusedError: If less than the minimum was kept of a client.
@@ -98,7 +98,7 @@ def judge(coverage: Mapping[ClientId, float], minimum: float) -> tuple[str, ...]
 
 
 def standard_error(removal: Leaving, decay: Array) -> float | None:
-    """Return the standard deviation of delta over the draws of what was kept.
+    """Return the standard deviation of delta over the draws of the kept updates.
 
     None where it is not known: of updates that were dropped on purpose, and where only
     a sample was aggregated.

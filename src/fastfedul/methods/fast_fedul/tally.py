@@ -70,12 +70,12 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What the directions along the deviations say.
+    """The evidence of the directions along the deviations.
 
     Attributes:
         values: Their eigenvalues.
-        factors: Factor of each group of rows in what is to be added.
-        held_back: Length of what is held back in the end.
+        factors: Factor of each group of rows in the sum to be added.
+        held_back: Length of the part that is held back in the end.
     """
 
     values: Array
@@ -92,11 +92,11 @@ class Tally:
         num_marks: How many marks there are.
         num_slots: How many arrays there are.
         gram: Of the rows with each other.
-        products: Of the rows with each mark, and with what is left within layers.
+        products: Of the rows with each mark, and with the part left within layers.
         of_whole: Of the rows with the whole difference, array by array.
         whole: Of the whole difference with itself, array by array.
-        within: Of the whole difference with what is left within layers.
-        away: Of what is held back within layers with itself.
+        within: Of the whole difference with the part left within layers.
+        away: Of the part held back within layers with itself.
     """
 
     groups: Groups
@@ -157,7 +157,7 @@ class Tally:
         self.away += dot(whole, whole)
 
     def along(self, ages: Sequence[Ages], scale: float, least: float) -> Along:
-        """Return how what is left along the deviations is to be replaced."""
+        """Return the replacement of the part that is left along the deviations."""
         if not len(self.gram):
             return Along(np.empty(0), np.zeros(len(self.gram)), math.sqrt(self.away))
         values, vectors = np.linalg.eigh(self.gram)

@@ -47,7 +47,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What the rounds come to without the clients.
+    """The sums and lengths of the rounds without the clients.
 
     Attributes:
         sums: For each row of factors, the sum over the rounds of factor times gamma.
@@ -221,7 +221,7 @@ class GammaTerms:
         )
 
     def lengths(self, products: Sequence[float]) -> Array:
-        """Return the lengths of the gammas, then of the steps without who left.
+        """Return the lengths of the gammas, then of the cleaned steps.
 
         NaN where one is so small a difference of large numbers that these do not say
         it, or where a product is NaN.
