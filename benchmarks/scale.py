@@ -2,9 +2,9 @@
 
 Every figure is a ratio to a limit measured in the same minute, a growth, a count or a
 time that a person waits. A part that is done is kept in the work folder, so that an
-interrupted run goes on where it was. Whole it takes about 40 minutes and 20 GB of disk;
-`--quick` takes about a minute and tries every part. The part `recorded` needs the extra
-`flower` and is left out without it.
+interrupted run goes on where it was. The whole is meant for less than 50 minutes on two
+idle cores and takes 20 GB of disk; `--quick` takes about a minute and tries every part.
+The part `recorded` needs the extra `flower` and is left out without it.
 
     python benchmarks/scale.py [--json] [--quick] [--work FOLDER] [--only PART ...]
 """

@@ -2,8 +2,8 @@
 
 MNIST, a network of 206,922 parameters, 10 clients, one epoch, batches of 32, two
 workers. Every ratio is taken within one run and comes with the seconds behind it. The
-comparison with Flower needs the extra `flower`; without it its figures are null. On two
-idle cores it takes less than five minutes, and about twelve with `--thorough`.
+comparison with Flower needs the extra `flower`; without it its figures are null. The
+default sizes are meant for less than five minutes on two idle cores.
 
     python benchmarks/train.py [--json] [--quick | --thorough] [--folder FOLDER]
 """
