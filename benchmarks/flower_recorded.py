@@ -11,17 +11,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from benchmarks import train_flower
+from benchmarks.flower_timing import Timed, timed_round
 from benchmarks.measuring import write_plainly
 from benchmarks.train_loops import new_network
 from fastfedul.forgetting.requests import add_request
@@ -29,48 +27,6 @@ from fastfedul.integrations.flower import Recorded
 from fastfedul.integrations.flower.client import identify
 
 server_app = ServerApp()
-
-
-class Timed(FedAvg):
-    """FedAvg that notes how long its own part takes."""
-
-    seconds = 0.0
-
-    def configure_train(self, *arguments: Any) -> Iterable[Message]:
-        """Configure as FedAvg does."""
-        started = time.perf_counter()
-        messages = super().configure_train(*arguments)
-        self.seconds += time.perf_counter() - started
-        return messages
-
-    def aggregate_train(self, *arguments: Any) -> Any:
-        """Aggregate as FedAvg does."""
-        started = time.perf_counter()
-        result = super().aggregate_train(*arguments)
-        self.seconds += time.perf_counter() - started
-        return result
-
-
-def timed_round(
-    strategy: Timed | Recorded,
-    inner: Timed,
-    arrays: ArrayRecord,
-    grid: Grid,
-    index: int,
-) -> tuple[ArrayRecord, float, float]:
-    """Return the next model, the seconds of the round, and what wrapping added."""
-    inner.seconds = 0.0
-    started = time.perf_counter()
-    config = ConfigRecord()
-    messages = list(strategy.configure_train(index, arrays, config, grid))
-    configured = time.perf_counter()
-    replies = list(grid.send_and_receive(messages, timeout=3600))
-    received = time.perf_counter()
-    result, _ = strategy.aggregate_train(index, replies)
-    ended = time.perf_counter()
-    assert result is not None
-    own = (configured - started) + (ended - received) - inner.seconds
-    return result, ended - started, own
 
 
 @server_app.main()

@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import machine, progress, write_result
 from fastfedul import LedgerReader
-from fastfedul.methods.fast_fedul.kronecker import (
+from fastfedul.methods.fast_fedul.columns import rows_of
+from fastfedul.methods.fast_fedul.kronecker import LEAST
+from fastfedul.methods.fast_fedul.remainder import (
     ALONG_DEVIATIONS,
-    LEAST,
     WITHIN_LAYERS,
     Strength,
     left_of,
 )
-from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.methods.fast_fedul.skews import USUAL_UPDATES
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import ages_of, undamped

@@ -52,10 +52,11 @@ from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.recoding import recoded
 from fastfedul.ledger.views import CountedLedger, LedgerView
-from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul import eigenbases
+from fastfedul.methods.fast_fedul.columns import rows_of
 from fastfedul.methods.fast_fedul.deviations import Sink
-from fastfedul.methods.fast_fedul.kronecker import hold_back
-from fastfedul.methods.fast_fedul.marks import HeldMarks, rows_of
+from fastfedul.methods.fast_fedul.kronecker import HeldBack, hold_back
+from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Array, Flat, Layout, Slot
@@ -296,11 +297,11 @@ def time_wide_layers(
             b"seed",
         )
         leading, seconds = timed(answer)
-        limit, kronecker.EXACT_SIDE = kronecker.EXACT_SIDE, max(shape)
+        limit, eigenbases.EXACT_SIDE = eigenbases.EXACT_SIDE, max(shape)
         try:
             exact, exact_seconds = timed(answer)
         finally:
-            kronecker.EXACT_SIDE = limit
+            eigenbases.EXACT_SIDE = limit
         off = distance(leading.difference, exact.difference)
         found.append(
             {
@@ -322,9 +323,9 @@ def time_wide_layers(
     return found, rows
 
 
-def timed(answer: Callable[[], kronecker.HeldBack]) -> tuple[kronecker.HeldBack, float]:
+def timed(answer: Callable[[], HeldBack]) -> tuple[HeldBack, float]:
     """Return an answer, and the seconds it took."""
-    kept: list[kronecker.HeldBack] = []
+    kept: list[HeldBack] = []
     seconds = seconds_of(lambda: kept.append(answer()))
     return kept[0], seconds
 

@@ -2,10 +2,10 @@
 
 MNIST, a network of 206,922 parameters, 10 clients, one epoch, batches of 32, two
 workers. Every ratio is taken within one run and comes with the seconds behind it. The
-comparison with Flower needs the extra `flower`; without it those figures are null. It
-takes some minutes on an idle machine.
+comparison with Flower needs the extra `flower`; without it its figures are null. The
+default sizes are meant for less than five minutes on two idle cores.
 
-    python benchmarks/train.py [--json] [--quick] [--folder FOLDER]
+    python benchmarks/train.py [--json] [--quick | --thorough] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ class Sizes:
         flower_images: Images of a client, against Flower.
         repetitions: Rounds each of the competitors has.
         recorded_rounds: Rounds that are recorded.
+        flower_turns: Rounds in which Flower and the workers take turns.
         flower_rounds: Rounds of a whole run.
         runs: How often whole runs take turns.
         memory_clients: Numbers of clients between which memory is compared.
@@ -134,22 +135,32 @@ class Sizes:
     """
 
     clients: int = 10
-    images: int = 2_000
+    images: int = 1_000
     flower_images: int = 600
-    repetitions: int = 5
-    recorded_rounds: int = 8
+    repetitions: int = 3
+    recorded_rounds: int = 4
+    flower_turns: int = 6
     flower_rounds: int = 20
-    runs: int = 3
+    runs: int = 1
     memory_clients: tuple[int, int] = (10, 1_000)
-    memory_images: int = 20_000
+    memory_images: int = 10_000
     memory_rounds: int = 3
 
 
+THOROUGH = Sizes(
+    images=2_000,
+    repetitions=5,
+    recorded_rounds=8,
+    flower_turns=20,
+    runs=3,
+    memory_images=20_000,
+)
 QUICK = Sizes(
     images=100,
     flower_images=60,
     repetitions=2,
     recorded_rounds=2,
+    flower_turns=3,
     flower_rounds=3,
     runs=1,
     memory_clients=(10, 100),
@@ -178,11 +189,14 @@ def main() -> None:
     """Run every measurement and print what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="small sizes, seconds")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--quick", action="store_true", help="small sizes, seconds")
+    amount.add_argument("--thorough", action="store_true", help="more turns, minutes")
     parser.add_argument("--folder", type=Path, help="where runs are put")
     arguments = parser.parse_args()
     leave_without_mnist("train")
-    sizes = QUICK if arguments.quick else Sizes()
+    usual = THOROUGH if arguments.thorough else Sizes()
+    sizes = QUICK if arguments.quick else usual
     figures, before = Figures(), machine()
     with progress() as display, work_folder(arguments.folder) as folder:
         measure_rounds(folder, sizes, figures, display)
@@ -336,7 +350,9 @@ def measure_runs(folder: Path, sizes: Sizes, figures: Figures) -> None:
     """Compare whole runs, which take turns: this machine's speed drifts."""
     runs: dict[str, Callable[[], object]] = {
         "our run": partial(run_ours, folder, sizes),
-        "Flower run, plain": partial(run_flower, folder, sizes, "plain"),
+        "Flower run, plain": partial(
+            run_flower, folder, sizes.clients, sizes.flower_rounds, "plain"
+        ),
         "local training alone": partial(run_only_training, folder, sizes),
     }
     turns = [
@@ -362,13 +378,14 @@ def take_turns(
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(str(address))
         listener.listen()
-        pool.submit(run_flower, folder, sizes, loop, address).add_done_callback(
-            lambda _: listener.shutdown(socket.SHUT_RDWR)
-        )
+        turns = sizes.flower_turns
+        pool.submit(
+            run_flower, folder, sizes.clients, turns, loop, address
+        ).add_done_callback(lambda _: listener.shutdown(socket.SHUT_RDWR))
         connection, _ = listener.accept()
         seconds: list[tuple[float, float]] = []
         with connection, connection.makefile("r") as answers:
-            for _ in range(sizes.flower_rounds):
+            for _ in range(turns):
                 connection.send(b".")
                 theirs = float(answers.readline())
                 seconds.append((theirs, seconds_of(ours)))
@@ -396,10 +413,14 @@ def run_only_training(folder: Path, sizes: Sizes) -> None:
 
 
 def run_flower(
-    folder: Path, sizes: Sizes, loop: str, address: Path | None = None
+    folder: Path,
+    num_clients: int,
+    num_rounds: int,
+    loop: str,
+    address: Path | None = None,
 ) -> None:
     """Run Flower's simulation in a process of its own, from its start to its end."""
-    arguments = (folder / "clients.npz", sizes.clients, sizes.flower_rounds, loop)
+    arguments = (folder / "clients.npz", num_clients, num_rounds, loop)
     module = ("-m", "benchmarks.train_flower")
     run_alone([*module, *arguments, *([address] if address else [])], quiet=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def test_every_part_runs_and_what_is_done_is_not_done_again(tmp_path: Path) -> N
     for figure in (
         "forget_over_read_1e6",
         "bytes_read_over_needed_1e6",
+        "bytes_read_over_needed",
+        "algebra_seconds_1e6_8",
+        *(["recorded_over_write_1e6"] if find_spec("flwr") else []),
         "peak_gb_1e6",
         "append_over_write_1e6",
         "append_growth_rounds",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfedul import DiskLedger, LedgerDamagedError, LedgerError, LedgerReader, verify
+from fastfedul import DiskLedger, LedgerDamagedError, LedgerReader, verify
 from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.params import Layout
 from tests.support.damage import INDEX_ONLY, READINGS, array_of, resign

@@ -23,8 +23,8 @@ from fastfedul import (
 )
 from fastfedul.ledger.pairs import RESERVOIR, offered_pairs
 from fastfedul.ledger.participation import participation
+from fastfedul.methods.fast_fedul.columns import rows_of
 from fastfedul.methods.fast_fedul.deviations import paired_deviations
-from fastfedul.methods.fast_fedul.marks import rows_of
 from fastfedul.records import VectorRef
 from tests.support.damage import images_of, live_vectors
 
@@ -131,8 +131,16 @@ def test_pairs_scatter_as_the_updates_do(tmp_path: Path, gone: frozenset[str]) -
 
 def test_a_leaver_is_in_no_pair_that_is_used(tmp_path: Path) -> None:
     with of_sums(tmp_path / "ledger", rounds_of(8)) as ledger:
-        rows = paired_deviations(ledger, participation(ledger), frozenset({"c2"}))
-        assert all("c2" not in (ref.client, ref.other) for ref in rows.refs)
+        without = [p for p in ledger.pairs() if "c2" not in (p.client, p.other)]
+        found = paired_deviations(ledger, participation(ledger), frozenset({"c2"}))
+        rows = rows_of(found, 0, SIZE)
+        refs = [VectorRef(p.round, p.client, p.other) for p in without]
+        stored = ledger.stack(refs).read(0, SIZE)
+
+    assert 0 < len(rows) == len(stored) < RESERVOIR
+    # A row is its pair times a number.
+    factors = rows[:, :1] / stored[:, :1]
+    np.testing.assert_allclose(rows, factors * stored, rtol=1e-4, atol=1e-7)
 
 
 def test_erasing_a_client_removes_its_pairs_and_their_files(tmp_path: Path) -> None:

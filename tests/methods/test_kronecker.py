@@ -26,8 +26,14 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
-from fastfedul.methods.fast_fedul import deviations, kronecker
-from fastfedul.methods.fast_fedul.deviations import RoundDeviations, Sink
+from fastfedul.methods.fast_fedul import (
+    columns,
+    eigenbases,
+    kronecker,
+    remainder,
+    tally,
+)
+from fastfedul.methods.fast_fedul.deviations import Sink, StoredDeviations
 from fastfedul.methods.fast_fedul.kronecker import hold_back
 from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
@@ -86,7 +92,7 @@ def by_formula(reference: ModuleType, history: Any, gone: set[str]) -> np.ndarra
     marks = [mark_of(updates, gone) for updates in history.rounds]
     ages = np.arange(len(marks))[::-1] / len(marks)
     classes = [sum(bool(a > end) for end in (0, 1 / 8, 1 / 2)) for a in ages]
-    within, along = kronecker.WITHIN_LAYERS, kronecker.ALONG_DEVIATIONS
+    within, along = remainder.WITHIN_LAYERS, remainder.ALONG_DEVIATIONS
     found = np.zeros(LAYOUT.size)
     for own in range(4):
         members = [i for i, of_round in enumerate(classes) if of_round == own]
@@ -149,7 +155,7 @@ def test_many_rows_are_added_up_in_groups(
     reference: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = made_up(3)
-    monkeypatch.setattr(kronecker, "MAX_ROWS", 20)
+    monkeypatch.setattr(tally, "MAX_ROWS", 20)
 
     found = removal(in_memory(rounds_of(history)), "c0")
 
@@ -250,12 +256,12 @@ def test_few_vectors_at_once_give_the_same(
     rounds = rounds_of(made_up(24))
     with on_disk(tmp_path / "ledger", rounds, update_dtype="int8") as ledger:
         together = removal(ledger, "c0").delta.flat
-        monkeypatch.setattr(deviations, "VECTORS_AT_ONCE", 13)
+        monkeypatch.setattr(columns, "VALUES_AT_ONCE", 13 * LAYOUT.size)
         entries = ledger.rounds()
         asked = leaving(ledger, frozenset({"c0"}), entries)
         found = undamped(ledger, asked, entries, None).deviations
-        assert isinstance(found, RoundDeviations)
-        assert len(found.batches) > 1
+        assert isinstance(found, StoredDeviations)
+        assert len(found.groups) > 1
         apart = removal(ledger, "c0").delta.flat
 
     np.testing.assert_allclose(apart, together, atol=1e-6)
@@ -315,7 +321,7 @@ def test_a_wide_layer_gets_its_leading_eigenvectors(
         HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
     )
 
-    monkeypatch.setattr(kronecker, "EXACT_SIDE", 100)
+    monkeypatch.setattr(eigenbases, "EXACT_SIDE", 100)
     found = hold_back(
         HeldMarks(difference[None]), OLD, Rows(rows), layout, 5.0, b"seed"
     )

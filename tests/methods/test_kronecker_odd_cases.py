@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fastfedul import Keep, NoSkew
-from fastfedul.methods.fast_fedul import kronecker
+from fastfedul.methods.fast_fedul import remainder
+from fastfedul.methods.fast_fedul.columns import rows_of
 from fastfedul.methods.fast_fedul.deviations import longest_that_counts
-from fastfedul.methods.fast_fedul.kronecker import left_of
-from fastfedul.methods.fast_fedul.marks import rows_of
+from fastfedul.methods.fast_fedul.remainder import left_of
 from fastfedul.methods.fast_fedul.tracing import leaving
 from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.records import UpdateEntry
@@ -123,7 +123,7 @@ def test_rounds_in_which_nobody_is_left_count() -> None:
 
 def test_a_larger_variance_is_pulled_back_more() -> None:
     variance = np.array([0.0, 1e-6, 1e-3, 1.0])
-    kept = left_of(variance, kronecker.WITHIN_LAYERS, 30.0, [(0.5, 1.0)])
+    kept = left_of(variance, remainder.WITHIN_LAYERS, 30.0, [(0.5, 1.0)])
     assert kept[0] == 1
     assert (np.diff(kept) < 0).all()
 

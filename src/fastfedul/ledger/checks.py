@@ -1,4 +1,4 @@
-"""What happens to a round before it is recorded: checks, then derived numbers.
+"""Checks of a round before it is recorded, and the numbers derived from it.
 
 Nothing is written until all of this has passed, in memory and on disk alike.
 """
@@ -85,8 +85,8 @@ def prepare(
     """Return the round as it will be stored.
 
     Args:
-        round_: What the caller hands in.
-        settings: Those of the ledger.
+        round_: The round that the caller hands in.
+        settings: Settings of the ledger.
         current: The model before the round.
         num_rounds: How many rounds the ledger has.
         previous_step: The last round's step, None before the first.
@@ -118,13 +118,9 @@ def prepare(
     if settings.history == "sums":
         updates = _check_summable(round_, updates)
     given = None if round_.step is None else _flat(round_.step, layout, "the step")
-    step, squares, products, previous = _measure(
-        round_, updates, vectors, given, previous_step, settings
+    found = _measure(
+        round_, updates, vectors, given, previous_step, current.params.flat, settings
     )
-    with np.errstate(over="ignore", invalid="ignore"):
-        flat = current.params.flat + step
-    if not np.isfinite(flat).all():
-        raise InvalidInputError(f"round {round_.index} makes the model infinite")
     return RecordedRound(
         index=index,
         use=round_.use,
@@ -135,16 +131,16 @@ def prepare(
                 float(update.keep_probability) + 0.0,  # no negative zero
                 bool(update.kept),
                 vector,
-                math.sqrt(squares[i]) if vector is not None else math.nan,
-                products[i] if vector is not None else None,
+                math.sqrt(found.squares[i]) if vector is not None else math.nan,
+                found.products[i] if vector is not None else None,
             )
             for i, (update, vector) in enumerate(zip(updates, vectors, strict=True))
         ),
-        step=step,
-        step_norm=math.sqrt(squares[-1]),
-        previous_product=previous,
+        step=found.step,
+        step_norm=math.sqrt(found.squares[-1]),
+        previous_product=found.previous,
         model=Model(
-            type(current.params)(layout, flat), check_buffers(round_, current, layout)
+            Params(layout, found.model), check_buffers(round_, current, layout)
         ),
         local=_local(round_.local),
     )
@@ -224,7 +220,7 @@ def check_name(client: ClientId) -> None:
 
 
 def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str, Array]:
-    """Return the buffers after a round, checked against those of the model."""
+    """Return the buffers after a round, checked against the model's buffers."""
     if round_.buffers is None:
         return current.buffers
     if not isinstance(round_.buffers, Mapping):
@@ -367,27 +363,54 @@ def _flat(value: Mapping[str, Array], layout: Layout, what: str) -> Flat:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The vectors and numbers that follow from a round's updates.
+
+    Attributes:
+        step: The step, a vector of the ledger's own.
+        model: The parameters after the round.
+        squares: Squared length of each update, then of the step.
+        products: Inner product of each update with the step.
+        previous: Inner product of the step with the last round's step.
+    """
+
+    step: Flat
+    model: Flat
+    squares: list[float]
+    products: list[float]
+    previous: float
+
+
 def _measure(
     round_: Round,
     updates: list[ClientUpdate],
     vectors: list[Flat | None],
     given: Flat | None,
     previous_step: Flat | None,
+    current: Flat,
     settings: LedgerSettings,
-) -> tuple[Flat, list[float], list[float], float]:
-    """Return the step, squared norms (the step's last), products, previous product."""
+) -> _Measured:
+    """Return the step, the new model and their numbers, from one pass over the vectors.
+
+    Each block of each vector comes from memory once: the step, the model and all
+    numbers are made while the processor's cache holds the block.
+    """
     size = settings.layout.size
     expected = _expected(round_, updates, vectors, settings)
     if expected is None and given is None:
         raise InvalidInputError(
             f"round {round_.index} needs its step, because updates are missing"
         )
-    present = [i for i, vector in enumerate(vectors) if vector is not None]
+    present = [(i, vector) for i, vector in enumerate(vectors) if vector is not None]
     num_blocks = -(-size // BLOCK_VALUES)
-    step = np.empty(size, np.float32) if given is None else given
+    # One piece of memory for both: NumPy takes huge pages for large pieces only, and
+    # at a million parameters small pages would take longer than the arithmetic.
+    step, model = np.empty((2, size), np.float32)
     squares = np.zeros((num_blocks, len(vectors) + 1))
     products = np.zeros((num_blocks, len(vectors)))
     others = np.zeros((num_blocks, 2))
+    finite = np.zeros(num_blocks, bool)
 
     def work(blocks: Iterable[int]) -> None:
         # Inside the thread: the setting does not reach threads from outside.
@@ -397,20 +420,25 @@ def _measure(
 
     def measure(block: int) -> None:
         part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
-        if expected is not None and given is not None:
-            gap = given[part] - expected(part)
-            others[block, 0] = dot(gap, gap)
-        elif expected is not None:
-            step[part] = expected(part)
         piece = step[part]
+        if given is not None:
+            piece[...] = given[part]
+        if expected is not None:
+            wanted = expected(part)
+            if given is None:
+                piece[...] = wanted
+            else:
+                gap = piece - wanted
+                others[block, 0] = dot(gap, gap)
         squares[block, -1] = dot(piece, piece)
-        for i in present:
-            vector = vectors[i]
-            assert vector is not None
-            squares[block, i] = dot(vector[part], vector[part])
-            products[block, i] = dot(vector[part], piece)
+        for i, vector in present:
+            own = vector[part]
+            squares[block, i] = dot(own, own)
+            products[block, i] = dot(own, piece)
         if previous_step is not None:
             others[block, 1] = dot(previous_step[part], piece)
+        np.add(current[part], piece, out=model[part])
+        finite[block] = np.isfinite(model[part]).all()
 
     run_blocks(work, num_blocks)
     totals = squares.sum(axis=0).tolist()
@@ -423,7 +451,9 @@ def _measure(
             f"at a norm of {math.sqrt(totals[-1]):.3g};"
             " if it is another aggregation, name it when the ledger is created"
         )
-    return step, totals, products.sum(axis=0).tolist(), previous
+    if not finite.all():
+        raise InvalidInputError(f"round {round_.index} makes the model infinite")
+    return _Measured(step, model, totals, products.sum(axis=0).tolist(), previous)
 
 
 def _check_finite(updates: list[ClientUpdate], totals: list[float], index: int) -> None:
@@ -456,7 +486,7 @@ def _expected(
     vectors: list[Flat | None],
     settings: LedgerSettings,
 ) -> Callable[[slice], Flat] | None:
-    """Return what gives a slice of the step as it should be; None if unknowable."""
+    """Return a function of a slice that gives the right step; None if unknowable."""
     weights = [_entered(update, round_) for update in updates]
     rows = [v for v, w in zip(vectors, weights, strict=True) if w and v is not None]
     factors = [weight for weight in weights if weight]

@@ -387,7 +387,8 @@ class LedgerReader:
     def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
         """Return stored vectors one under the other, to be read by columns."""
         with self.index.reading():
-            return streaming.StackedFiles(self.files, tuple(self._sources(vectors)))
+            sources = tuple(self._sources(vectors))
+        return streaming.StackedFiles(streaming.OpenFiles(self.files), sources)
 
     def num_array_bytes(self) -> int:
         """Return the size of all array files together."""
@@ -646,7 +647,7 @@ class DiskLedger(LedgerReader):
             make_room(change, str(self.path))
         self._model_now = (change.head.model, recorded.model)
         exact = self._settings.step_dtype == "float32"
-        self._last_step = (recorded.index, recorded.step.copy()) if exact else None
+        self._last_step = (recorded.index, recorded.step) if exact else None
         # The caller may change its model; the next round is added to the ledger's own.
         return own_copy(recorded.model)
 

@@ -103,9 +103,17 @@ class StackedRows:
 
     rows: tuple[Flat, ...]
 
-    def read(self, start: int, stop: int) -> Array:
+    def __getitem__(self, places: slice) -> StackedRows:
+        """Return some of the vectors."""
+        return StackedRows(self.rows[places])
+
+    def read(self, start: int, stop: int, out: Array | None = None) -> Array:
         """Return values from `start` to before `stop` of each vector, a row each."""
-        return np.stack([row[start:stop] for row in self.rows])
+        shape = len(self.rows), stop - start
+        rows = np.empty(shape, np.float32) if out is None else out
+        for row, values in zip(rows, self.rows, strict=True):
+            row[...] = values[start:stop]
+        return rows
 
 
 @dataclass(slots=True)

@@ -36,8 +36,14 @@ from fastfedul.records import (
 class Stack(Protocol):
     """Stored vectors one under the other."""
 
-    def read(self, start: int, stop: int) -> Array:
-        """Return values from `start` to before `stop` of each vector, a row each."""
+    def __getitem__(self, places: slice) -> Stack:
+        """Return some of the vectors."""
+
+    def read(self, start: int, stop: int, out: Array | None = None) -> Array:
+        """Return values from `start` to before `stop` of each vector, a row each.
+
+        They are written to `out` where it is given.
+        """
 
 
 class Ledger(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -204,11 +205,17 @@ class CountedLedger(LedgerView):
     """
 
     bytes_read: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def count(self, num_bytes: int) -> None:
+        """Add the bytes of one reading; several threads may read at once."""
+        with self._lock:
+            self.bytes_read += num_bytes
 
     def own_difference(self, client: ClientId) -> Flat:
         """Return what forgetting one client alone takes, summed over its rounds."""
         found = self.ledger.own_difference(client)
-        self.bytes_read += found.nbytes
+        self.count(found.nbytes)
         return found
 
     def combine(
@@ -219,17 +226,17 @@ class CountedLedger(LedgerView):
     ) -> Combination:
         """Return linear combinations and inner products of stored vectors."""
         found = self.ledger.combine(vectors, coefficients, pairs)
-        self.bytes_read += found.bytes_read
+        self.count(found.bytes_read)
         return found
 
     def stack(self, vectors: Sequence[VectorRef]) -> Stack:
         """Return stored vectors one under the other, to be read by columns."""
         settings = self.ledger.settings
-        widths = [
+        widths = tuple(
             VALUE_BYTES[settings.update_dtype if r.client else settings.step_dtype]
             for r in vectors
-        ]
-        return _CountedStack(self, self.ledger.stack(vectors), sum(widths))
+        )
+        return _CountedStack(self, self.ledger.stack(vectors), widths)
 
 
 @dataclass(slots=True)
@@ -239,14 +246,18 @@ class _CountedStack:
     Attributes:
         counter: Where the bytes are added up.
         stack: The vectors.
-        column_bytes: Stored bytes of one column.
+        widths: Bytes of a stored value of each vector.
     """
 
     counter: CountedLedger
     stack: Stack
-    column_bytes: int
+    widths: tuple[int, ...]
 
-    def read(self, start: int, stop: int) -> Array:
+    def __getitem__(self, places: slice) -> _CountedStack:
+        """Return some of the vectors."""
+        return _CountedStack(self.counter, self.stack[places], self.widths[places])
+
+    def read(self, start: int, stop: int, out: Array | None = None) -> Array:
         """Return values from `start` to before `stop` of each vector, a row each."""
-        self.counter.bytes_read += (stop - start) * self.column_bytes
-        return self.stack.read(start, stop)
+        self.counter.count((stop - start) * sum(self.widths))
+        return self.stack.read(start, stop, out)

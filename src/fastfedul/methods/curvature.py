@@ -21,7 +21,7 @@ _LEAST_COSINE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SecantPair:
-    """What a client's answer in one round says about its curvature.
+    """The evidence of a client's answer in one round about its curvature.
 
     Attributes:
         moved: Recovered minus stored model, a column of the paper's delta W.
@@ -40,7 +40,7 @@ def secant_pair(
     The L-BFGS matrix of a pair has the eigenvalue |turned|^2 / (moved . turned), which
     chance can make very large: the less the two point the same way, the larger. Above
     the limit, the part of `turned` that is across the way is made smaller until it is
-    met, as Powell damps an update; the curvature along the way stays what it is.
+    met, as Powell damps an update; the curvature along the way stays the same.
     """
     along = dot(moved, turned)
     least = _LEAST_COSINE * norm(moved) * norm(turned)

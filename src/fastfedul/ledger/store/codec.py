@@ -77,7 +77,7 @@ def encode(vector: Flat, dtype: StorageDtype) -> Encoded:
         # [2**14, 2**15), far from float16's overflow.
         exponents = np.frexp(largest)[1] - 15
         scales = np.ldexp(np.float32(1), np.clip(exponents, -126, 127))
-        # What would round up to 2**15 would decode to infinity next to float32's end.
+        # Values that round up to 2**15 would decode to infinity near float32's end.
         scaled = np.clip(blocks / scales[:, None], -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
         values = _to_float16_bits(scaled).view(np.float16)
     else:

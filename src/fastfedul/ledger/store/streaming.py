@@ -7,9 +7,10 @@ checked and decoded into a buffer that fits the processor's cache, then multipli
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
@@ -86,39 +87,104 @@ def read_vector(folder: ArrayFiles, source: Source) -> Flat:
     return flat
 
 
+class OpenFiles:
+    """Array files that are opened when they are first read, and then stay open.
+
+    A model's worth of blocks is read from each file. Opening the file for every block
+    would take longer than reading the block. Files beyond `_OPEN_FILES` are opened for
+    each reading.
+    """
+
+    def __init__(self, folder: ArrayFiles) -> None:
+        self.folder = folder
+        self._files: dict[int, ArrayFile] = {}
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    @contextmanager
+    def opened(self, source: Source) -> Iterator[ArrayFile]:
+        """Give the file of a stored vector."""
+        number = source.file
+        with self._lock:
+            if number not in self._files and len(self._files) < _OPEN_FILES:
+                self._files[number] = self.folder.open(number, source.place)
+        if number in self._files:
+            yield self._files[number]
+            return
+        with self.folder.opened(number, source.place) as file:
+            yield file
+
+
 @dataclass(frozen=True, slots=True)
 class StackedFiles:
     """Stored vectors one under the other, to be read by columns.
 
     Attributes:
-        folder: Where the array files are.
+        files: The array files.
         sources: The vectors.
     """
 
-    folder: ArrayFiles
+    files: OpenFiles
     sources: tuple[Source, ...]
 
-    def read(self, start: int, stop: int) -> Array:
+    def __getitem__(self, places: slice) -> StackedFiles:
+        """Return some of the vectors."""
+        return StackedFiles(self.files, self.sources[places])
+
+    def read(self, start: int, stop: int, out: Array | None = None) -> Array:
         """Return values from `start` to before `stop` of each vector, a row each.
 
         Whole blocks are read and checked, so that some values more are read.
+
+        Args:
+            start: The first column.
+            stop: The column after the last one.
+            out: Array for the values; None for a new one.
         """
-        size = self.sources[0].size if self.sources else 0
-        if size <= _SMALL_VALUES:
-            return read_small(self.folder, self.sources)[0][:, start:stop]
-        first = start // BLOCK_VALUES
-        begin = first * BLOCK_VALUES
-        end = min(size, -(-stop // BLOCK_VALUES) * BLOCK_VALUES)
-        rows = np.empty((len(self.sources), end - begin), np.float32)
+        folder = self.files.folder
+        shape = len(self.sources), stop - start
+        rows = np.empty(shape, np.float32) if out is None else out
+        if self.sources and self.sources[0].size <= _SMALL_VALUES:
+            rows[...] = read_small(folder, self.sources)[0][:, start:stop]
+            return rows
+
+        def read_row(place: int) -> None:
+            source = self.sources[place]
+            with self.files.opened(source) as file:
+                _read_columns(file, source, start, rows[place])
 
         def work(places: Iterable[int]) -> None:
-            for place in places:
-                source = self.sources[place]
-                with self.folder.opened(source.file, source.place) as file:
-                    read_blocks(file, source, first, rows[place])
+            for _ in folder.each(read_row, places):
+                pass
 
-        run_blocks(work, len(self.sources), self.folder.readers)
-        return rows[:, start - begin : stop - begin]
+        run_blocks(work, len(self.sources), folder.readers)
+        return rows
+
+
+def _read_columns(file: ArrayFile, source: Source, start: int, out: Flat) -> None:
+    """Read values from `start` on until `out` is full.
+
+    Whole blocks go straight to `out`, a few at a time, so that the processor's cache
+    still holds them when they are checked.
+    """
+    stop = start + out.size
+    at = start
+    while at < stop:
+        block, inside = divmod(at, BLOCK_VALUES)
+        begin, end = at - inside, min(source.size, at - inside + BLOCK_VALUES)
+        if inside == 0 and end <= stop:
+            whole = stop if stop == source.size else stop // BLOCK_VALUES * BLOCK_VALUES
+            end = min(whole, begin + _BLOCKS_AT_ONCE * BLOCK_VALUES)
+            read_blocks(file, source, block, out[at - start : end - start])
+        else:
+            around = np.empty(end - begin, np.float32)
+            read_blocks(file, source, block, around)
+            end = min(end, stop)
+            out[at - start : end - start] = around[inside : end - begin]
+        at = end
 
 
 def read_small(folder: ArrayFiles, sources: Sequence[Source]) -> tuple[Array, int]:
@@ -172,7 +238,7 @@ def _combine_small(
     matrix: Array,
     pairs: Sequence[Pair],
 ) -> Combination:
-    """Do what `combine` does, for vectors of which many fit into memory."""
+    """Return the answer of `combine`, for vectors of which many fit into memory."""
     size = sources[0].size
     sums = np.zeros((len(matrix), size), np.float32)
     products = np.zeros(len(pairs))
@@ -267,22 +333,37 @@ def _combine_batch(
     return int(bytes_read.sum())
 
 
+class _ThisThread(threading.local):
+    """Whether the calling thread works for `run_blocks` already."""
+
+    works = False
+
+    def begin(self) -> None:
+        self.works = True
+
+
+_this_thread = _ThisThread()
+
+
 def run_blocks(
     work: Callable[[Iterable[int]], None], num_blocks: int, threads: int | None = None
 ) -> None:
     """Call `work` in as many threads as are useful; they share the blocks.
 
     Meanwhile the linear algebra library keeps to one thread per caller: its own
-    threads and these would wait for each other.
+    threads and these would wait for each other. A call from inside `work` starts no
+    threads of its own.
     """
-    threads = min(threads or num_threads(), num_blocks)
+    most = 1 if _this_thread.works else threads or num_threads()
+    threads = min(most, num_blocks)
     if threads <= 1:
         work(range(num_blocks))
         return
     waiting: SimpleQueue[int | None] = SimpleQueue()
     for block in (*range(num_blocks), *[None] * threads):
         waiting.put(block)
-    with one_thread_per_caller(), ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads, initializer=_this_thread.begin)
+    with one_thread_per_caller(), pool:
         futures = [pool.submit(work, iter(waiting.get, None)) for _ in range(threads)]
         for future in futures:
             future.result()

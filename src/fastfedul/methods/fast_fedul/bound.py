@@ -23,7 +23,7 @@ LIPSCHITZ_SOURCE = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound with what it was computed from.
+    """A bound, and the constant that it was computed from.
 
     Attributes:
         value: The bound; None if it does not apply, infinite beyond all floats.
@@ -54,7 +54,7 @@ def distance_bound(
     """Return the bound of Theorem 1 for a damping per round, each from 0 to 1.
 
     It follows the proof: the true difference grows by at most 1 + K a round, and the
-    estimate's error by what the damping keeps of it plus (K + damping) times that
+    estimate's error by the part that the damping keeps plus (K + damping) times that
     difference.
 
     >>> distance_bound([1.0, 1.0], [0.1, 0.1], 0.5)

@@ -3,7 +3,7 @@
 A row is the deviation of one staying client's update from the step that its round
 would have taken without everybody who left, times the root of its weight. The weights
 of all rows sum to 1. A ledger of sums has no updates; there a row is a difference of
-two staying clients' updates, weighted such that the rows scatter as deviations do.
+two staying clients' updates, with weights that make the rows scatter as deviations do.
 
 The leavers must not be in a row: their own mark would pass for a difference between
 clients, and forgetting would hold it back. Nor may one staying client decide what is
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +26,13 @@ from fastfedul.ledger.participation import Participation
 from fastfedul.ledger.protocol import Ledger, Stack
 from fastfedul.ledger.store.streaming import run_blocks
 from fastfedul.methods.fast_fedul.cleaning import CleanedStep
-from fastfedul.methods.fast_fedul.marks import Columns, spans
-from fastfedul.methods.fast_fedul.tracing import VECTORS_AT_ONCE
+from fastfedul.methods.fast_fedul.columns import (
+    Columns,
+    Tile,
+    add_products,
+    spans,
+    vectors_at_once,
+)
 from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId, UpdateEntry, VectorRef
 from fastfedul.rng import stream
@@ -39,8 +43,11 @@ LONGEST = 3.0
 On 21 development runs at most 3 % of honest clients' updates were longer.
 """
 
+_PIECES = 8
+"""Pieces of a tile's size into which a row is cut to be read, checked and scaled."""
+
 Sink = Callable[[Flat], None]
-"""Takes one row."""
+"""Takes one row; the row lasts until the sink returns."""
 
 
 class Deviations(Columns, Protocol):
@@ -50,7 +57,7 @@ class Deviations(Columns, Protocol):
         """Give the values from `start` to before `stop` of each row to one sink.
 
         A sink gets the same rows in the same order every time, and never two at once;
-        several sinks may be at work at once. A row is the sink's to change.
+        several sinks may be at work at once. A sink may change its row.
         """
 
     def add_to(self, flat: Flat, factors: Array) -> None:
@@ -59,199 +66,230 @@ class Deviations(Columns, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The drawn updates of one round, and the step without everybody who left.
+    """The rows of one round: drawn updates, and the step that they deviate from.
 
     Attributes:
-        updates: Places of the updates in the stack.
-        shortened: What each of them is multiplied by: 1 unless it is too long.
-        scales: Root of the weight of each.
-        base: Places of the vectors that make up the step without the leavers.
-        factors: Their factors.
+        first: Place of the first update in the stack of columns.
+        end: Place after the last vector that the columns of the rows need.
+        shortened: Factor of each update: 1 unless the update is too long.
+        scales: Root of the weight of each update.
+        base: Places of the vectors that make up the step, in the stack of bases.
+        factors: Factors of these vectors.
+        own: Factors of the drawn updates in the step, if the step is made of drawn
+            updates alone. The columns of the step then come from the columns of the
+            updates. None if columns need the base: it follows behind the updates.
     """
 
-    updates: slice
+    first: int
+    end: int
     shortened: Array
     scales: Array
     base: slice
     factors: Array
+    own: Array | None
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def write(self, rows: Array, stored: Array) -> None:
+        """Write columns of the rows, given the same columns of the stored vectors."""
+        updates, base = stored[: len(self)], stored[len(self) :]
+        factors = self.factors if self.own is None else self.own
+        step = factors.astype(np.float32) @ (base if self.own is None else updates)
+        np.multiply(updates, self.shortened.astype(np.float32)[:, None], out=rows)
+        rows -= step
+        rows *= self.scales.astype(np.float32)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _Group:
     """Parts whose vectors are read together.
 
     Attributes:
         parts: The parts.
-        places: Places of their vectors among those of all batches.
-        stack: Their vectors, to be read by columns.
+        row: Place of their first row among all rows.
     """
 
     parts: tuple[_Part, ...]
-    places: slice
-    stack: Stack
+    row: int
 
     def __len__(self) -> int:
-        return sum(len(part.scales) for part in self.parts)
+        return sum(map(len, self.parts))
+
+    @property
+    def places(self) -> slice:
+        """Places of the vectors in the stack of columns."""
+        return slice(self.parts[0].first, self.parts[-1].end)
 
     @property
     def num_vectors(self) -> int:
         """How many vectors are read together."""
-        return int(self.places.stop - self.places.start)
+        return self.parts[-1].end - self.parts[0].first
 
-    def fill(self, rows: Array, start: int, stop: int) -> None:
-        """Write the values from `start` to before `stop` of the rows."""
-        stored = self.stack.read(start, stop)
-        ends = np.cumsum([len(part.scales) for part in self.parts]).tolist()
-
-        def work(places: Iterable[int]) -> None:
-            for place in places:
-                part = self.parts[place]
-                own = rows[ends[place] - len(part.scales) : ends[place]]
-                step = part.factors.astype(np.float32) @ stored[self._moved(part.base)]
-                shortened = part.shortened.astype(np.float32)[:, None]
-                np.multiply(stored[self._moved(part.updates)], shortened, out=own)
-                own -= step
-                own *= part.scales.astype(np.float32)[:, None]
-
-        run_blocks(work, len(self.parts))
-
-    def _moved(self, places: slice) -> slice:
-        first = self.places.start
-        return slice(places.start - first, places.stop - first)
+    def write(self, rows: Array, stored: Array) -> None:
+        """Write columns of the rows, given the same columns of the stored vectors."""
+        row, first = 0, self.parts[0].first
+        for part in self.parts:
+            own = stored[part.first - first : part.end - first]
+            part.write(rows[row : (row := row + len(part))], own)
 
 
-def _batches(
-    ledger: Ledger, refs: Sequence[VectorRef], parts: Sequence[_Part]
-) -> Iterator[_Batch]:
-    """Yield parts in batches of at most `VECTORS_AT_ONCE` vectors, if a part allows."""
+def _groups(parts: Sequence[_Part], most: int) -> Iterator[_Group]:
+    """Yield parts in groups of at most so many vectors, if a part allows."""
     together: list[_Part] = []
-    for number, part in enumerate(parts):
+    row = 0
+    for part in parts:
+        if together and part.end - together[0].first > most:
+            yield (group := _Group(tuple(together), row))
+            together, row = [], row + len(group)
         together.append(part)
-        first = together[0].updates.start
-        following = parts[number + 1] if number + 1 < len(parts) else None
-        if following is None or following.base.stop - first > VECTORS_AT_ONCE:
-            places = slice(first, part.base.stop)
-            yield _Batch(tuple(together), places, ledger.stack(refs[places]))
-            together = []
+    if together:
+        yield _Group(tuple(together), row)
 
 
 @dataclass(frozen=True, slots=True)
-class _Apart:
-    """The vectors of one part, to be read one by one.
+class StoredDeviations:
+    """Deviations that are combinations of stored vectors.
 
     Attributes:
-        part: The part.
-        updates: The updates, a stack each.
-        base: The vectors that make up the step without the leavers.
+        parts: The rows, round by round.
+        columns: Vectors that the columns of the rows are made of, part by part.
+        bases: Vectors that the steps are made of, part by part.
+        groups: The parts, as many together as a tile holds.
     """
 
-    part: _Part
-    updates: tuple[Stack, ...]
-    base: Stack
-
-    def step(self, start: int, stop: int) -> Flat:
-        """Return the step without the leavers."""
-        step = np.empty(stop - start, np.float32)
-        factors = self.part.factors.astype(np.float32)
-        for low, high in spans(start, stop, len(factors)):
-            step[low - start : high - start] = factors @ self.base.read(low, high)
-        return step
-
-    def row(self, number: int, step: Flat, start: int) -> Flat:
-        """Return the row of one update."""
-        row: Flat = self.updates[number].read(start, start + len(step))[0]
-        row *= np.float32(self.part.shortened[number])
-        row -= step
-        row *= np.float32(self.part.scales[number])
-        return row
-
-    def give(self, step: Flat, start: int, number: int, sink: Sink) -> None:
-        """Give the row of one update to a sink."""
-        sink(self.row(number, step, start))
-
-
-@dataclass(frozen=True)
-class RoundDeviations:
-    """Deviations of updates from the steps of their rounds.
-
-    Attributes:
-        ledger: The ledger that holds the vectors.
-        refs: Stored vectors, round by round: updates, then what the step is made of.
-        parts: What the rows of each round are made of.
-        batches: The parts, as many together as fit into memory.
-    """
-
-    ledger: Ledger
-    refs: tuple[VectorRef, ...]
     parts: tuple[_Part, ...]
-    batches: tuple[_Batch, ...]
+    columns: Stack
+    bases: Stack
+    groups: tuple[_Group, ...]
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        parts: Sequence[_Part],
+        columns: Sequence[VectorRef],
+        bases: Sequence[VectorRef],
+    ) -> StoredDeviations:
+        """Return the rows of some parts, given the stored vectors of the two stacks."""
+        most = vectors_at_once(ledger.settings.layout.size)
+        groups = tuple(_groups(parts, most))
+        return cls(tuple(parts), ledger.stack(columns), ledger.stack(bases), groups)
 
     def __len__(self) -> int:
-        return sum(len(part.scales) for part in self.parts)
+        return sum(map(len, self.parts))
 
     def fill(self, rows: Array, start: int) -> None:
         """Write the values from `start` on into the rows of an array."""
-        first = 0
-        for batch in self.batches:
-            own = rows[first : (first := first + len(batch))]
-            for low, high in spans(start, start + rows.shape[1], batch.num_vectors):
-                batch.fill(own[:, low - start : high - start], low, high)
+        stop = start + rows.shape[1]
+        tiles = [
+            (group, low, high)
+            for group in self.groups
+            for low, high in spans(start, stop, group.num_vectors)
+        ]
+
+        def work(turns: Iterable[int]) -> None:
+            tile = Tile()
+            for turn in turns:
+                group, low, high = tiles[turn]
+                stored = tile.rows(group.num_vectors, high - low)
+                self.columns[group.places].read(low, high, stored)
+                own = slice(group.row, group.row + len(group))
+                group.write(rows[own, low - start : high - start], stored)
+
+        run_blocks(work, len(tiles))
 
     def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
         """Give the values from `start` to before `stop` of each row to one sink."""
-        few: list[_Apart] = []
-        for apart in self._apart:
-            if len(apart.updates) < len(sinks):
-                few.append(apart)
+        width = stop - start
+        lanes = _Lanes(sinks)
+        shared = Tile()
+        few: list[_Part] = []
+        for part in self.parts:
+            if len(part) < len(sinks):
+                few.append(part)
                 continue
             # Many updates of a round share its step, which is read once.
-            step = apart.step(start, stop)
+            step = shared.rows(1, width)[0]
+            self._write_step(part, step, start)
 
-            _in_lanes(partial(apart.give, step, start), len(apart.updates), sinks)
+            def one(
+                number: int,
+                sink: Sink,
+                tile: Tile,
+                part: _Part = part,
+                step: Flat = step,
+            ) -> None:
+                row = tile.rows(1, width)[0]
+                self._write_row(part, number, step, row, start)
+                sink(row)
 
-        def together(number: int, sink: Sink) -> None:
-            apart = few[number]
-            step = apart.step(start, stop)
-            for update in range(len(apart.updates)):
-                sink(apart.row(update, step, start))
+            lanes.run(one, len(part))
 
-        _in_lanes(together, len(few), sinks)
+        def together(number: int, sink: Sink, tile: Tile) -> None:
+            step, row = tile.rows(2, width)
+            self._write_step(few[number], step, start)
+            for update in range(len(few[number])):
+                self._write_row(few[number], update, step, row, start)
+                sink(row)
+
+        lanes.run(together, len(few))
 
     def add_to(self, flat: Flat, factors: Array) -> None:
         """Add the sum of factor times row to a vector, in place."""
-        of_vectors = np.zeros(len(self.refs), np.float32)
+        found = np.zeros(self.parts[-1].end if self.parts else 0)
         first = 0
         for part in self.parts:
-            own = part.scales * factors[first : (first := first + len(part.scales))]
-            of_vectors[part.updates] = own * part.shortened
-            of_vectors[part.base] = -own.sum() * part.factors
-        for batch in self.batches:
-            for low, high in spans(0, len(flat), batch.num_vectors):
-                flat[low:high] += of_vectors[batch.places] @ batch.stack.read(low, high)
+            scaled = part.scales * factors[first : (first := first + len(part))]
+            updates = found[part.first : part.first + len(part)]
+            updates += scaled * part.shortened
+            step = scaled.sum()
+            if part.own is None:
+                found[part.first + len(part) : part.end] -= step * part.factors
+            else:
+                updates -= step * part.own
+        add_products(flat[None], found[None], self.columns, 0)
 
-    @cached_property
-    def _apart(self) -> tuple[_Apart, ...]:
-        return tuple(
-            _Apart(
-                part,
-                tuple(self.ledger.stack([ref]) for ref in self.refs[part.updates]),
-                self.ledger.stack(self.refs[part.base]),
-            )
-            for part in self.parts
-        )
+    def _write_step(self, part: _Part, step: Flat, start: int) -> None:
+        """Write the values from `start` on of the step of a part."""
+        step[...] = 0
+        add_products(step[None], part.factors[None], self.bases[part.base], start)
+
+    def _write_row(
+        self, part: _Part, number: int, step: Flat, row: Flat, start: int
+    ) -> None:
+        """Write the values from `start` on of one row of a part."""
+        place = part.first + number
+        update = self.columns[place : place + 1]
+        for low, high in spans(start, start + len(row), _PIECES):
+            piece = row[low - start : high - start]
+            update.read(low, high, piece[None])
+            piece *= np.float32(part.shortened[number])
+            piece -= step[low - start : high - start]
+            piece *= np.float32(part.scales[number])
 
 
-def _in_lanes(
-    work: Callable[[int, Sink], None], count: int, sinks: Sequence[Sink]
-) -> None:
-    """Call `work` for numbers up to `count`, those of one sink one after the other."""
+class _Lanes:
+    """Sinks that work at the same time, and the memory of their rows."""
 
-    def lanes(own: Iterable[int]) -> None:
-        for lane in own:
-            for number in range(lane, count, len(sinks)):
-                work(number, sinks[lane])
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+        self._spare: list[Tile] = []
 
-    run_blocks(lanes, min(count, len(sinks)))
+    def run(self, work: Callable[[int, Sink, Tile], None], count: int) -> None:
+        """Call `work` for numbers up to `count`, of one sink one after the other."""
+
+        def lanes(own: Iterable[int]) -> None:
+            try:
+                tile = self._spare.pop()
+            except IndexError:
+                tile = Tile()
+            for lane in own:
+                for number in range(lane, count, len(self._sinks)):
+                    work(number, self._sinks[lane], tile)
+            self._spare.append(tile)
+
+        run_blocks(lanes, min(count, len(self._sinks)))
 
 
 def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
@@ -270,13 +308,13 @@ def longest_that_counts(staying: Sequence[UpdateEntry]) -> float:
 
 
 def _shortened(update: UpdateEntry, longest: float) -> float:
-    """Return what an update is multiplied by so that it is not too long."""
+    """Return the factor that makes an update no longer than the longest that counts."""
     return longest / update.norm if update.norm > longest else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The drawn updates, and everybody who stays of the rounds they are from.
+    """The drawn updates, and all staying clients of their rounds.
 
     Attributes:
         updates: The drawn updates by round, rounds in order.
@@ -295,7 +333,7 @@ def draw(
     """Return kept updates of the clients that stay, drawn at random.
 
     The draw is uniform over rounds and clients, without replacement, and a function of
-    the ledger's hash chain: whoever asks the same ledger twice gets the same answer.
+    the ledger's hash chain: the same ledger gives the same answer twice.
     Only the participants of the drawn rounds are looked up.
 
     Args:
@@ -332,7 +370,7 @@ def draw(
 
 def drawn_deviations(
     ledger: Ledger, cleaned: Sequence[CleanedStep], drawn: Drawn
-) -> RoundDeviations:
+) -> StoredDeviations:
     """Return deviations of drawn updates of the clients that stay.
 
     Args:
@@ -342,7 +380,8 @@ def drawn_deviations(
     """
     total = math.fsum(u.weight for own in drawn.updates.values() for u in own)
     rounded = ledger.settings.update_dtype != "float32"
-    refs: list[VectorRef] = []
+    columns: list[VectorRef] = []
+    bases: list[VectorRef] = []
     parts: list[_Part] = []
     for step in cleaned:
         # A client alone is the step: its deviation is 0, and only its weight counts.
@@ -353,35 +392,46 @@ def drawn_deviations(
         base = _step_of(step, here, longest, rounded=rounded)
         if base.growth == 0:
             continue
-        first, middle = len(refs), len(refs) + len(updates)
-        refs += [VectorRef(update.round, update.client) for update in updates]
-        refs += base.refs
+        shortened = np.array([_shortened(update, longest) for update in updates])
+        own = base.in_updates(updates)
+        if own is None and len(updates) == len(here):
+            own = shortened * [step.part_of(update) for update in updates]
+        first, begin = len(columns), len(bases)
+        columns += [VectorRef(update.round, update.client) for update in updates]
+        columns += base.refs if own is None else []
+        bases += base.refs
         parts.append(
             _Part(
-                slice(first, middle),
-                np.array([_shortened(update, longest) for update in updates]),
+                first,
+                len(columns),
+                shortened,
                 base.growth * np.sqrt([update.weight / total for update in updates]),
-                slice(middle, len(refs)),
+                slice(begin, len(bases)),
                 base.factors,
+                own,
             )
         )
-    batches = tuple(_batches(ledger, refs, parts))
-    return RoundDeviations(ledger, tuple(refs), tuple(parts), batches)
+    return StoredDeviations.of(ledger, parts, columns, bases)
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What the updates of a round deviate from.
+    """The step that the updates of a round deviate from.
 
     Attributes:
         refs: Stored vectors that it is made of.
         factors: Their factors.
-        growth: What deviations from it must be multiplied by; 0 if they say nothing.
+        growth: Factor of the deviations from it; 0 if the deviations say nothing.
     """
 
     refs: Sequence[VectorRef]
     factors: Array
     growth: float
+
+    def in_updates(self, updates: Sequence[UpdateEntry]) -> Array | None:
+        """Return the factors if the base is made of these updates alone, else None."""
+        own = [VectorRef(update.round, update.client) for update in updates]
+        return self.factors if own == list(self.refs) else None
 
 
 def _step_of(
@@ -425,62 +475,14 @@ def _mean_of_kept(here: Sequence[UpdateEntry], longest: float) -> _Base:
     return _Base(refs, weights * [_shortened(u, longest) for u in kept], growth)
 
 
-@dataclass(frozen=True, slots=True)
-class PairDeviations:
-    """Differences of two clients' updates that a ledger of sums keeps.
-
-    Attributes:
-        ledger: The ledger that holds the vectors.
-        refs: The stored differences.
-        scales: Root of the weight of each.
-        stack: The stored differences, to be read by columns.
-    """
-
-    ledger: Ledger
-    refs: tuple[VectorRef, ...]
-    scales: Array
-    stack: Stack | None
-
-    def __len__(self) -> int:
-        return len(self.refs)
-
-    def fill(self, rows: Array, start: int) -> None:
-        """Write the values from `start` on into the rows of an array."""
-        if self.stack is None:
-            return
-        scales = self.scales.astype(np.float32)[:, None]
-        for low, high in spans(start, start + rows.shape[1], len(self.refs)):
-            stored = self.stack.read(low, high)
-            np.multiply(stored, scales, out=rows[:, low - start : high - start])
-
-    def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
-        """Give the values from `start` to before `stop` of each row to one sink."""
-        apart = [self.ledger.stack([ref]) for ref in self.refs]
-
-        def one(number: int, sink: Sink) -> None:
-            row: Flat = apart[number].read(start, stop)[0]
-            row *= np.float32(self.scales[number])
-            sink(row)
-
-        _in_lanes(one, len(apart), sinks)
-
-    def add_to(self, flat: Flat, factors: Array) -> None:
-        """Add the sum of factor times row to a vector, in place."""
-        if self.stack is None:
-            return
-        of_vectors = (factors * self.scales).astype(np.float32)
-        for low, high in spans(0, len(flat), len(self.refs)):
-            flat[low:high] += of_vectors @ self.stack.read(low, high)
-
-
 def paired_deviations(
     ledger: Ledger, here: Participation, gone: frozenset[ClientId]
-) -> PairDeviations:
+) -> StoredDeviations:
     """Return the kept differences of two clients that both stay.
 
     With shares a that sum to s in a round, the scatter of its updates around their mean
     is the sum over pairs of a_i a_j (U_i - U_j)^2 / s. A kept pair stands for `odds`
-    pairs of its round; what all pairs together weigh is known from the shares.
+    pairs of its round; the weight of all pairs together is known from the shares.
 
     Args:
         ledger: A ledger of sums.
@@ -517,8 +519,10 @@ def paired_deviations(
             )
     scales = np.sqrt(np.array(weights) * (mass / (math.fsum(weights) or 1.0)))
     scales *= shortened
-    stack = ledger.stack(refs) if refs else None
-    return PairDeviations(ledger, tuple(refs), scales, stack)
+    count = len(refs)
+    none = np.zeros(count)
+    part = _Part(0, count, none + 1, scales, slice(0, 0), np.zeros(0), none)
+    return StoredDeviations.of(ledger, [part] if refs else [], refs, [])
 
 
 def _pair_mass(shares: Sequence[float]) -> float:

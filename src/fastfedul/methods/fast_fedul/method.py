@@ -6,7 +6,7 @@ Unlearning with Provable Skew Resilience", ECML PKDD 2024, Algorithm 2.
 
 The paper's recursion is evaluated in closed form: the difference to the cleaned model
 is a linear combination of the steps and of the forgotten clients' own updates, so it
-takes one pass over those vectors and never touches the other clients' updates.
+takes one pass over these vectors and never touches the other clients' updates.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class FastFedUL:
             coverage=everything,
             coverage_by_client=coverage,
             gamma_norms=found.gamma_norms,
-            # What a skew holds back at the end shrinks it, so this is its most.
+            # A skew that holds a part back at the end shrinks it, so this is its most.
             standard_error=standard_error(removal, left_at_end(found.damping)),
             bound=_bound(everything, found, _lipschitz(ledger, rounds)),
             settings=skew_settings(found.skew),
@@ -158,7 +158,7 @@ class FastFedUL:
 def iterations(request: UnlearnRequest, skew: Scalar) -> tuple[Params, ...]:
     """Return the current model plus the difference after each round of the trace.
 
-    The last one is what a call returns; the others show how it comes about.
+    The last model is the answer of a call; the others show how it comes about.
     """
     ledger = request.ledger
     with ledger.snapshot():
@@ -180,7 +180,7 @@ def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:
 
 
 def _bound(coverage: float, found: Difference, lipschitz: float | None) -> Bound:
-    """Return the bound of Theorem 1 for a damping per round, plus what is held back.
+    """Return the bound of Theorem 1 for a damping per round, plus the held-back length.
 
     By the triangle inequality that holds whatever a skew holds back at the end.
     """

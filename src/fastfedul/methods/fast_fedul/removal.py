@@ -1,4 +1,4 @@
-"""What Fast-FedUL gives back: the model, and how sure that is."""
+"""The answer of Fast-FedUL: the model, and how sure it is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Removal(UnlearnResult):
             what is missing was not left out at random.
         bound: Distance to a retrained model under the assumptions of Theorem 1.
         skew: How the others' reaction was taken into account, settings filled in.
-        reaction: What the skew saw in the ledger; None for one that does not look.
+        reaction: Evidence that the skew found in the ledger; None if it looks at none.
     """
 
     delta: Params
@@ -46,7 +46,7 @@ class Removal(UnlearnResult):
     reaction: Reaction | None
 
     def evidence(self) -> dict[str, object]:
-        """Return what the log and the certificate keep of this result."""
+        """Return the facts of this result for the log and the certificate."""
         found: dict[str, object] = {
             "standard_error": finite(self.standard_error),
             "bound": finite(self.bound.value),
@@ -81,7 +81,7 @@ def judge(
     minimum: float,
     ledger: Ledger,
 ) -> tuple[str, ...]:
-    """Return warnings about what was not kept.
+    """Return warnings about updates that were not kept.
 
     Args:
         coverage: Part of each client's share in the model whose updates were kept.
@@ -116,7 +116,7 @@ def judge(
 
 
 def standard_error(removal: Leaving, decay: Array) -> float | None:
-    """Return the standard deviation of delta over the draws of what was kept.
+    """Return the standard deviation of delta over the draws of the kept updates.
 
     None where it is not known: of updates that were dropped on purpose, and where only
     a sample was aggregated.

@@ -1,7 +1,7 @@
 """How the other clients' training is taken to have reacted to the leavers.
 
 A leaver pushed the model somewhere in every round, and the others' training pulled part
-of that back. What was pulled back must not be removed again; a skew says how much.
+of that back. The part pulled back must not be removed again; a skew says how much.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ USUAL_SIZE = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What the staying clients' updates said about their reaction.
+    """The evidence of the staying clients' updates about their reaction.
 
     Attributes:
         num_updates: Updates of staying clients, or differences of two, that were used.
@@ -70,16 +70,16 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """What forgetting adds to the model, by one skew.
+    """The difference that forgetting adds to the model, by one skew.
 
     Attributes:
         vector: The difference.
         gamma_norms: How far each round would have gone elsewhere.
         damping: Part of the difference that is pulled back in each round.
-        held_back: Length of what is held back on top of that, at the end.
+        held_back: Length of the part that is also held back, at the end.
         skew: The skew with every setting filled in.
-        reaction: What a skew that learns from the ledger saw there.
-        notes: What is not exact, in words.
+        reaction: Evidence of a skew that learns from the ledger.
+        notes: Inexact parts of the answer, in words.
     """
 
     vector: Flat
@@ -102,7 +102,7 @@ class Skew(Protocol):
     def difference(
         self, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
     ) -> Difference:
-        """Return what forgetting adds to the model."""
+        """Return the difference that forgetting adds to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Scalar:
     def difference(
         self, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
     ) -> Difference:
-        """Return what forgetting adds to the model."""
+        """Return the difference that forgetting adds to the model."""
         damping = self.per_round(len(rounds))
         traced = trace(ledger, removal, left_at_end(damping)[None])
         norms = tuple(traced.gamma_norms.tolist())
@@ -184,7 +184,7 @@ class NoSkew:
     def difference(
         self, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
     ) -> Difference:
-        """Return what forgetting adds to the model."""
+        """Return the difference that forgetting adds to the model."""
         traced = trace(ledger, removal, np.ones((1, len(rounds))))
         still = (0.0,) * len(rounds)
         norms = tuple(traced.gamma_norms.tolist())
@@ -195,7 +195,7 @@ class NoSkew:
 class Kronecker:
     """Training pulls back most where the staying clients' updates differ most.
 
-    See `kronecker.py` for the formula, and docs/methods.md for what it is worth.
+    `kronecker.py` has the formula, and docs/methods.md says how well it does.
 
     Attributes:
         updates: How many updates of staying clients to learn from, drawn at random;
@@ -224,7 +224,7 @@ class Kronecker:
     def difference(
         self, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
     ) -> Difference:
-        """Return what forgetting adds to the model."""
+        """Return the difference that forgetting adds to the model."""
         settings = ledger.settings
         if settings.aggregation != MEAN:
             raise UnlearnRefusedError(
@@ -287,7 +287,7 @@ def usual_updates(size: int) -> int:
 
 
 def usual_skew(aggregation: str) -> Skew:
-    """Return the skew of whoever names none, on a ledger of such an aggregation."""
+    """Return the default skew for a ledger of an aggregation."""
     return Kronecker() if aggregation == MEAN else Scalar()
 
 
@@ -315,7 +315,7 @@ def skew_of(settings: Mapping[str, Any]) -> Skew:
 
 
 def left_at_end(damping: Sequence[float]) -> Array:
-    """Return what is left of each round's gamma at the end.
+    """Return the part of each round's gamma that is left at the end.
 
     >>> left_at_end([0.5, 0.5, 0.5])
     array([0.25, 0.5 , 1.  ])

@@ -12,16 +12,13 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.erasure import replayed_step, without
 from fastfedul.ledger.protocol import Ledger, vector
-from fastfedul.ledger.store.arrays import BLOCK_VALUES
+from fastfedul.methods.fast_fedul.columns import Tile, spans, vectors_at_once
 from fastfedul.methods.protocol import require_rounds_for
 from fastfedul.params import Array, dot, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
 _TOLD = 1e-4
 """Part of its terms that a squared norm must be, for products in float32 to tell it."""
-
-VECTORS_AT_ONCE = 256
-"""Stored vectors that are read together, a block of each: 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What the rounds come to without the clients.
+    """The sums and lengths of the rounds without the clients.
 
     Attributes:
         sums: For each row of factors, the sum over the rounds of factor times gamma.
@@ -224,7 +221,7 @@ class GammaTerms:
         )
 
     def lengths(self, products: Sequence[float]) -> Array:
-        """Return the lengths of the gammas, then of the steps without who left.
+        """Return the lengths of the gammas, then of the cleaned steps.
 
         NaN where one is so small a difference of large numbers that these do not say
         it, or where a product is NaN.
@@ -281,18 +278,19 @@ def fill_untold(ledger: Ledger, terms: GammaTerms, lengths: Array) -> None:
     starts = np.searchsorted(owners[order], untold)
     ends = [*starts[1:].tolist(), len(order)]
     size = ledger.settings.layout.size
+    most = vectors_at_once(size)
     squares = np.zeros((2, len(untold)))
+    tile = Tile()
     begin = 0
     while begin < len(untold):
         end = begin + 1
-        while end < len(untold) and ends[end] - starts[begin] <= VECTORS_AT_ONCE:
+        while end < len(untold) and ends[end] - starts[begin] <= most:
             end += 1
         mine = order[starts[begin] : ends[end - 1]]
         stack = ledger.stack([terms.refs[place] for place in mine])
         bounds = starts[begin:end] - starts[begin]
-        width = max(1, VECTORS_AT_ONCE // len(mine)) * BLOCK_VALUES
-        for column in range(0, size, width):
-            rows = stack.read(column, min(size, column + width))
+        for low, high in spans(0, size, len(mine)):
+            rows = stack.read(low, high, tile.rows(len(mine), high - low))
             for number, factors in enumerate(terms.factors[:, mine]):
                 scaled = rows * factors.astype(np.float32)[:, None]
                 sums = np.add.reduceat(scaled, bounds, axis=0)

@@ -23,6 +23,7 @@ from fastfedul.ledger.participation import (
 )
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.cleaning import cleaned_steps
+from fastfedul.methods.fast_fedul.columns import Columns, rows_of
 from fastfedul.methods.fast_fedul.deviations import (
     Deviations,
     Drawn,
@@ -31,14 +32,9 @@ from fastfedul.methods.fast_fedul.deviations import (
     longest_that_counts,
     paired_deviations,
 )
-from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL, Ages
-from fastfedul.methods.fast_fedul.marks import (
-    Columns,
-    HeldMarks,
-    OneMark,
-    StackedMarks,
-    rows_of,
-)
+from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL
+from fastfedul.methods.fast_fedul.marks import HeldMarks, OneMark, StackedMarks
+from fastfedul.methods.fast_fedul.remainder import Ages
 from fastfedul.methods.fast_fedul.tracing import (
     GammaTerms,
     Leaving,
@@ -70,14 +66,14 @@ class Undamped:
     """The undamped difference, and how the clients that stay train.
 
     Attributes:
-        marks: What the rounds would have added otherwise, added up: a row for rounds
+        marks: Sums of the vectors that the rounds would have added: a row for rounds
             of like age, or one row for all of them.
         ages: How old each row is.
         gamma_norms: How far each round would have gone elsewhere.
         deviations: How the staying clients' updates differ.
         scale: sqrt(T b) / g of `kronecker.py`.
         num_unknown: Rounds whose local training is not known.
-        notes: What is not exact, in words.
+        notes: Inexact parts of the answer, in words.
         size: Number of values of the model.
     """
 
@@ -117,7 +113,7 @@ def undamped(
         num_updates: How many updates of the clients that stay to draw; None for all.
 
     Raises:
-        UnlearnRefusedError: If sums do not say what is asked.
+        UnlearnRefusedError: If sums do not hold the answer.
     """
     asked = frozenset(update.client for update in removal.asked)
     if ledger.settings.history == "sums":
@@ -186,7 +182,7 @@ class _Staying:
         there = np.array([r.num_updates for r in rounds], np.int64)
         removed = np.array([r.removed_share for r in rounds])
         nobody = there == np.bincount(index, minlength=count)
-        # A ledger that does not count what it keeps has to look at every participant.
+        # Without a count of kept updates, every participant has to be looked at.
         stored = [
             sum(u.kept for u in ledger.updates_in(r.index))
             if r.num_kept is None
@@ -360,7 +356,7 @@ def _from_sums(
 
 def _how_far_off(off: float, earlier: float) -> tuple[str, ...]:
     """Return how far off the difference may be, by this request and by earlier ones."""
-    # Written such that NaN is refused, too.
+    # In this form the condition refuses NaN, too.
     if not off + earlier <= _TOO_FAR:
         raise UnlearnRefusedError(
             "shares vary from round to round and this ledger has sums only: with who "

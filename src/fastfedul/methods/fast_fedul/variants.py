@@ -29,7 +29,7 @@ from fastfedul.methods.protocol import (
 )
 
 PAPERS_KEEPING = "uniform:5"
-"""What Fast-FedUL-1 keeps: the paper keeps 5 updates of a round."""
+"""The keeping of Fast-FedUL-1: the paper keeps 5 updates of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OnSample:
 
     @property
     def needs(self) -> Needs:
-        """What the method needs."""
+        """Needs of the method."""
         return self.method.needs
 
     def settings(self) -> dict[str, object]:
