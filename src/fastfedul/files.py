@@ -1,4 +1,4 @@
-"""Text files that are there whole, or as they were before."""
+"""Text files that a crash leaves whole: the new text or the old one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and put it there when it is on the disk.
+    """Write a text file so that after a crash it has the new text or the old one.
 
     Raises:
-        OSError: If it cannot be written; the place is then as it was.
+        OSError: If the text cannot be written; the old file stays.
     """
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     try:

@@ -43,6 +43,6 @@ def test_sums_are_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
         ledger.append(Round(0, updates))
 
         with pytest.raises(
-            UnlearnRefusedError, match="keeps sums per client; forget with fast-fedul"
+            UnlearnRefusedError, match="keeps sums per client; use the default method"
         ):
             find_method(name)(UnlearnRequest(ledger, frozenset({"ann"})))

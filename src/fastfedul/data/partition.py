@@ -7,7 +7,6 @@ Federated Unlearning with Provable Skew Resilience", ECML PKDD 2024, section 5.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +18,7 @@ from fastfedul.data.dataset import ClientData, Dataset, Indices, Labels
 from fastfedul.data.level import count_at_level
 from fastfedul.data.npz import order_owners
 from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_choice, require_number
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
 
@@ -45,16 +45,11 @@ class Partition:
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("iid", "dirichlet", "level"):
-            raise InvalidInputError(
-                f"unknown split {self.kind!r}; choose iid, dirichlet or level"
-            )
-        if self.kind == "dirichlet" and not 1e-3 <= self.value <= 1e6:
-            raise InvalidInputError(
-                f"the concentration is {self.value:g}; choose 0.001 to 1000000"
-            )
-        if self.kind == "level" and not (math.isfinite(self.value) and self.value >= 1):
-            raise InvalidInputError(f"the level is {self.value:g}; choose 1 or more")
+        require_choice("split", self.kind, ("iid", "dirichlet", "level"))
+        if self.kind == "dirichlet":
+            require_number("concentration", self.value, least=1e-3, most=1e6)
+        if self.kind == "level":
+            require_number("level", self.value, least=1)
 
     @classmethod
     def parse(cls, text: str) -> Partition:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_number, require_type
 from fastfedul.params import norm
 from fastfedul.records import KeepUse, Round
 from fastfedul.rng import stream
@@ -44,6 +45,10 @@ class Keep:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_type("the keeping policy", self.policy, str, "text")
+        require_type("use", self.use, str, "store or aggregate")
+        require_number("number of updates", self.budget, whole=True, unset=True)
+        require_number("seed", self.seed, least=0, whole=True)
         if self.policy not in POLICIES:
             raise InvalidInputError(
                 f"unknown keeping policy {self.policy!r}; choose {', '.join(POLICIES)}"
@@ -67,6 +72,7 @@ class Keep:
         >>> Keep.parse("optimal:5").budget
         5
         """
+        require_type("a keeping policy", text, str, "text, such as optimal:5")
         policy, _, budget = text.partition(":")
         whole = budget.isascii() and budget.isdecimal() and len(budget) < 10
         if policy not in POLICIES or (budget and not whole):

@@ -106,13 +106,12 @@ def rows_of(comparison: Comparison) -> tuple[ModelRow, ...]:
     rows = rows_to_json([row_of(row) for row in comparison.rows])
     for row, evaluation in zip(rows, comparison.rows, strict=True):
         near, member = evaluation.closeness, evaluation.membership
-        change = evaluation.change
         row["last_layer_angle_degrees"] = row["angle_degrees"]
         row["angle_degrees"] = near.angle_degrees if near else None
         row["mia_tpr_at_1_fpr"] = member.tpr_at_1_fpr if member else None
         row["mia_auc_interval"] = member.auc_interval if member else None
         row["kl"] = evaluation.kl
-        row["prediction_change"] = change.mean_distance if change else None
+        row["prediction_change"] = evaluation.change
         row["seed"] = comparison.prepared.config.seed
         row["settings"] = dict(comparison.used.get(evaluation.method, {}))
     return tuple(rows)

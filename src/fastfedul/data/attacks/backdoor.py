@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,6 +19,7 @@ from fastfedul.data.dataset import (
     Labels,
 )
 from fastfedul.errors import InvalidInputError, NothingToPoisonError, UnknownClientError
+from fastfedul.limits import require_choice, require_number, require_type
 from fastfedul.records import ClientId
 from fastfedul.rng import name_key, stream
 
@@ -66,10 +66,16 @@ class Attack:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InvalidInputError(
-                f"unknown attack {self.kind!r}; choose {', '.join(KINDS)}"
-            )
+        require_choice("attack", self.kind, KINDS)
+        require_type("attackers", self.attackers, tuple, "a tuple of names")
+        ratio = self.poison_ratio
+        require_number("poison ratio", ratio, above=0, most=1, unset=True)
+        require_number("attackers' scale", self.scale, above=0)
+        for name, label in (
+            ("target label", self.target_label),
+            ("source label", self.source_label),
+        ):
+            require_number(name, label, whole=True, unset=True)
         if (self.kind == "none") != (not self.attackers):
             raise InvalidInputError(
                 f"the attack {self.kind} has {len(self.attackers)} attackers; name at "
@@ -77,14 +83,6 @@ class Attack:
             )
         if len(set(self.attackers)) != len(self.attackers):
             raise InvalidInputError("an attacker is named twice; name each once")
-        if self.poison_ratio is not None and not 0 < self.poison_ratio <= 1:
-            raise InvalidInputError(
-                f"the poison ratio is {self.poison_ratio:g}; choose above 0 and up to 1"
-            )
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise InvalidInputError(
-                f"the attackers' scale is {self.scale:g}; choose a number above 0"
-            )
         if self.source_label is not None and self.kind != "label-flip":
             raise InvalidInputError(
                 f"the attack {self.kind} has no source label; leave it out"
