@@ -1,4 +1,4 @@
-"""Methods by name: built-in ones, those of installed packages, and a user's own.
+"""Methods by name: built-in methods, methods of installed packages, a user's own.
 
 A package offers a method by an entry point of the group `fastfedul.methods`. A user
 names a class of his own as `package.module:Class`.
