@@ -113,7 +113,7 @@ class CellStore:
         """Return a result, or None if there was none when its file was opened.
 
         Raises:
-            FastFedULError: If a line of the file is not what was written.
+            FastFedULError: If a line of the file is damaged.
         """
         record = self._opened(self.path(cell)).get(cell.key)
         if record is None:
@@ -177,7 +177,7 @@ def _read(path: Path) -> dict[str, Record]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise FastFedULError(f"cannot read {path}: {reason}") from None
-    # What stands behind the last line break is a torn line, or nothing.
+    # After the last line break comes a torn line, or nothing.
     lines = content.split(b"\n")[:-1]
     return dict(_checked(path, number, line) for number, line in enumerate(lines, 1))
 

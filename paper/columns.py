@@ -21,7 +21,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        head: What stands above it.
+        head: Heading of the column.
         show: From a line and its whole table to the text of a cell.
     """
 
@@ -91,7 +91,7 @@ def show_mean(mean: Mean | None) -> str:
 
 
 def cut(interval: Interval | None) -> Interval | None:
-    """Return what of an interval can be a share."""
+    """Return the part of an interval from 0 to 1."""
     if interval is None:
         return None
     return max(0.0, interval[0]), min(1.0, interval[1])

@@ -32,7 +32,7 @@ ABOUT = (
     "The measured points stand in brackets.",
     "The paper's mark, where it has one, stands after the stroke.",
 )
-"""What each criterion means, sentence by sentence."""
+"""The meaning of each criterion, sentence by sentence."""
 
 
 def criteria_table(summaries: Sequence[Summary]) -> str:

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and what goes beyond them, as lists of cells."""
+"""The paper's tables and figures, and further ones, as lists of cells."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Line:
     Attributes:
         data: Data set, by the paper's name where it has one.
         attack: The attack.
-        label: What to call the method.
+        label: Name of the method in the table.
         cells: A cell per seed.
         partition: How the data are split, or that only half of the clients are drawn.
-        parameter: What varies in a figure: level, damping or budget.
+        parameter: Parameter that a figure varies: level, damping or budget.
     """
 
     data: str
@@ -183,7 +183,7 @@ def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
 
 
 def _history(scale: Scale, num_seeds: int) -> list[Line]:
-    """Return lines that differ in what the server keeps."""
+    """Return lines that differ in the updates that the server keeps."""
     small = scale == "smoke"
     budgets = (None, 5) if small else (None, 7, 5, 3)
     dtypes = ("float32", "int8") if small else STORAGE_DTYPES
@@ -262,7 +262,7 @@ def _line(
 
 
 def _settings(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
-    """Return a method's settings; a draw of what is kept has the seed of the run."""
+    """Return a method's settings; a draw of kept updates has the seed of the run."""
     found = {**setting.methods.get(method.name, {}), **method.settings}
     if "keep" in found:
         found["keep_seed"] = seed

@@ -1,4 +1,4 @@
-"""Plots of lines: main and backdoor accuracy side by side, against what varies."""
+"""Plots of lines: main and backdoor accuracy side by side, against a parameter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw_levels(stem: str, title: str, group: Group) -> str:
 
 
 def draw_budgets(stem: str, title: str, group: Group) -> str:
-    """Return a line per policy against the budget; what has none lies across."""
+    """Return a line per policy against the budget; without a budget it is level."""
     return _draw_parameters(stem, title, group, "updates kept a round (m)")
 
 

@@ -17,7 +17,7 @@ _SECONDS = 0.005
 
 @dataclass(slots=True)
 class Peak:
-    """The most memory above what was there at the start; None where unknown."""
+    """The most memory above the memory at the start; None if unknown."""
 
     num_bytes: int | None = None
 

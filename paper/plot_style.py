@@ -55,9 +55,9 @@ def render(
 
     Args:
         stem: Name of the file, from which identifiers are made.
-        title: What the plot shows; it stands on top, and is the file's title.
+        title: Title of the plot and of its file.
         height: In inches.
-        paint: Puts axes and what they show into an empty figure.
+        paint: Draws into an empty figure.
 
     Raises:
         InvalidInputError: If matplotlib is not installed.
@@ -109,14 +109,14 @@ def value_of(line: Summary, name: str) -> float | None:
 
 
 def mean_and_interval(lines: Sequence[Summary]) -> str:
-    """Return what is shown of the seeds, in words."""
+    """Return the meaning of the marks over seeds, in words."""
     if max((line.num_measured for line in lines), default=0) < 2:
         return "one seed"
     return "mean, 95 % interval"
 
 
 def legend_below(figure: Figure, *panels: Axes, columns: int = 3) -> None:
-    """Put the names of what some axes show below everything, bars before marks."""
+    """Put the legend of some axes below everything, bars before marks."""
     handles: list[Any] = []
     labels: list[str] = []
     for axes in panels:

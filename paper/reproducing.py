@@ -1,4 +1,4 @@
-"""From the name of a table to its files: plan, compute what is missing, write."""
+"""From the name of a table to its files: plan, compute missing cells, write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS, RUNS = "results", "runs"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be computed and written.
+    """The cells to compute and the tables to write.
 
     Attributes:
         scale: Of the runs.
@@ -51,7 +51,7 @@ def plan(
     results: Path | None = None,
     only: str | None = None,
 ) -> Plan:
-    """Return what a table needs, and how much of it is there.
+    """Return the cells of a table, and the number of finished ones.
 
     Args:
         name: Of a table, of several with commas, or `all`.
@@ -75,9 +75,9 @@ def plan(
 
 
 def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Path, ...]:
-    """Compute what is missing and write the tables; return the files.
+    """Compute the missing cells and write the tables; return the files.
 
-    The tables are written also when it is interrupted, from what there is.
+    An interruption also writes the tables, from the finished cells.
 
     Args:
         planned: The plan.
@@ -113,7 +113,7 @@ def _only(lines: Sequence[Line], data: str | None) -> list[Line]:
 
 
 def _together(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return each cell once, those of a seed first, those of a run together."""
+    """Return each cell once, ordered by seed, with the cells of a run together."""
     once = {cell.key: cell for cell in cells}
     by_run: dict[str, list[Cell]] = {}
     for cell in once.values():

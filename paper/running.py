@@ -46,7 +46,7 @@ from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
 from paper.memory import watched
 
 Say = Callable[[str, int], None]
-"""Told what is being done, and how many cells were finished by it."""
+"""Gets the current step, and the number of cells that it finished."""
 
 
 def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> None:
@@ -112,7 +112,7 @@ class _Bench:
         self._workers.__exit__(*exception)
 
     def result(self, cell: Cell) -> dict[str, Any]:
-        """Return what is measured of a cell."""
+        """Return the measures of a cell."""
         try:
             if cell.kind == "iterations":
                 return self._iterations(cell)

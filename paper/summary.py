@@ -1,4 +1,4 @@
-"""What the seeds of a line say together, beside the paper's figures."""
+"""Summaries of a line over its seeds, beside the paper's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """The board: how near forgetting without training comes to retraining.
 
-`docs/results/board-protocol.md` says what is judged, on which runs and by what.
+`docs/results/board-protocol.md` names the judged methods, the runs and the measures.
 """

@@ -20,7 +20,7 @@ _DEVELOPMENT = "board-development.jsonl"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return its exit code."""
+    """Run the command of the command line; return the exit code."""
     asked = _parser().parse_args(words)
     try:
         if asked.verb == "list":

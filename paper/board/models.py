@@ -12,7 +12,7 @@ from torch import nn
 ImageShape = tuple[int, int, int]
 
 NUM_CODES = 256
-"""Values a column of a table may have: whatever fits into a byte."""
+"""Number of values of a table's column: one byte."""
 
 _WIDTH = 32
 _HEADS = 4

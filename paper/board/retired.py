@@ -31,11 +31,11 @@ _WORKER = Path(__file__).with_name("retired_worker.py")
 
 @dataclass(frozen=True, slots=True)
 class OldDifference:
-    """What an old skew adds to the model.
+    """The difference that an old skew adds to the model.
 
     Attributes:
         vector: The difference.
-        seconds: What it took.
+        seconds: Time of the computation.
         bytes_read: Bytes of history read.
     """
 
@@ -60,7 +60,7 @@ def check_out(folder: Path) -> Path:
 def old_difference(
     ledger: Ledger, forget: Iterable[ClientId], skew: str, software: Path, folder: Path
 ) -> OldDifference:
-    """Return what an old skew adds to a run's model.
+    """Return the difference that an old skew adds to a run's model.
 
     Args:
         ledger: The run, every update kept.

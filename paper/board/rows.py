@@ -1,4 +1,4 @@
-"""What is measured of a run: a row for each way to forget, beside three retrainings."""
+"""Measures of a run: a row for each method, beside three retrainings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from paper.board.retired import old_difference
 from paper.board.runs import HONEST, Run, config_of, setting_for
 
 Row = dict[str, Any]
-"""What is kept of one way to forget, as JSON values."""
+"""The measures of one method, as JSON values."""
 
 WHOLE_RUN = "run"
 """The only row of a run that could not be made."""
@@ -158,7 +158,7 @@ class _Bench:
         self._stack.__exit__(None, None, None)
 
     def row(self, name: str) -> Row:
-        """Return what is measured of one way to forget."""
+        """Return the measures of one method."""
         try:
             return self._row_of(name)
         except (UnlearnRefusedError, TrainingError) as error:

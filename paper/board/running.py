@@ -39,7 +39,7 @@ class Finished:
 
     Attributes:
         key: Name of the run.
-        seconds: What it took.
+        seconds: Time of the run.
         failure: The traceback if it failed, which leaves the run to be done.
     """
 
@@ -96,7 +96,7 @@ def do_runs(
     tell: Callable[[Finished], None],
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Do one missing run after the other; those that others are at are passed over.
+    """Do the missing runs one after the other, except runs of another process.
 
     Args:
         runs: The runs.
@@ -173,7 +173,7 @@ def _in_processes(
 
 
 def _listen(told: Any, children: Sequence[Any], total: int) -> int:
-    """Say what the processes tell until they have ended; return how many failed."""
+    """Show the processes' messages to their end; return the number of failures."""
     started, done, failed = time.perf_counter(), 0, 0
     while True:
         ended = not any(child.is_alive() for child in children)

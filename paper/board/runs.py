@@ -57,7 +57,7 @@ _SERVER_IMAGES = {DIGITS: 120}
 _TRAIN_SIZES = {MNIST: 8_000, CIFAR10: 8_000, SCANS: 6_000}
 _CROWD = 20
 _BOOST = {"pixel": 3.0}
-"""What attackers multiply their updates by where they are few among twenty.
+"""Factor of the attackers' updates if they are few among twenty clients.
 
 Without it the pixel pattern did not work on seeds 100 to 149: 4 to 25 % on digits.
 """
@@ -68,10 +68,10 @@ _NUM_FOR_RIVALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How clients train, and what.
+    """Data and training of the clients.
 
     Attributes:
-        training: `usual`, or what differs from it.
+        training: `usual`, or the difference from the usual training.
         network: A key of `NETWORKS`.
         number: How many runs of the data set are trained in this way.
         options: Options of the run that differ from the usual ones.
@@ -149,7 +149,7 @@ class Run:
         half: Whether half of the clients are drawn for a round, and not all.
         clients: How many clients there are.
         leavers: How many of them leave: the first ones.
-        attack: What the leavers did; `none` for honest leavers.
+        attack: Attack of the leavers; `none` for honest leavers.
         training: `usual`, or how it differs.
         network: A key of `NETWORKS`.
         rivals: Whether methods are tried that need clients or server images.

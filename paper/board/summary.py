@@ -51,7 +51,7 @@ class Judged:
     Attributes:
         key: Its name.
         facts: Its first line, which has its fields.
-        scores: By method and metric, in points; without what there is not.
+        scores: Scores by method and metric, in points; missing ones are left out.
         refused: Why a method gave no model, by method.
     """
 
@@ -117,11 +117,11 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Something wanted of the judged method, and what was found.
+    """A wish for the judged method, and its finding.
 
     Attributes:
         what: What is wanted.
-        found: What was found.
+        found: The finding.
         met: Whether it is met; None if no run tells.
         num_runs: How many runs tell.
     """
@@ -226,7 +226,7 @@ def lost_strata(runs: Sequence[Judged], method: str) -> list[tuple[Stratum, str]
 
 
 def wishes(runs: Sequence[Judged], method: str) -> list[Wish]:
-    """Return what is wanted of a method beside what was found."""
+    """Return the wishes for a method, each with its finding."""
     found = []
     for metric in (MAIN, BACKDOOR):
         own = gaps(runs, method, metric)

@@ -1,4 +1,4 @@
-"""The diamonds table as a data set: what a stone costs, from nine columns.
+"""The diamonds table as a data set: the price of a stone, from nine columns.
 
 The table comes with the package plotnine. The pipeline reads "images", so a row is laid
 out on 3 x 5 cells, the smallest that the pixel pattern fits on: nine columns and six

@@ -6,42 +6,42 @@ from itertools import islice
 
 
 class FastFedULError(Exception):
-    """Something was wrong and the message says what to do; nothing was changed."""
+    """The base of all errors: the message says what to do, and nothing has changed."""
 
     def __init__(self, message: str = "") -> None:
-        # A message may quote a damaged file or another program's error: what would
-        # break the line, or steer a terminal, is shown escaped.
+        # A message may quote a damaged file or another program's error. Characters
+        # that would break the line, or steer a terminal, are shown escaped.
         super().__init__(
             "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
         )
 
 
 class InvalidInputError(FastFedULError):
-    """What the caller handed in cannot be used as it is."""
+    """The caller's input cannot be used as it is."""
 
 
 class UnknownClientError(InvalidInputError):
-    """A client was named that the ledger has never seen."""
+    """The ledger has never seen a client of this name."""
 
 
 class AlreadyForgottenError(InvalidInputError):
-    """A client was forgotten before, so there is nothing left to do."""
+    """The client was forgotten before, so nothing is left to do."""
 
 
 class NothingToPoisonError(InvalidInputError):
-    """The split leaves an attacker no image that its attack could poison."""
+    """An attacker has no example that its attack could poison."""
 
 
 class RequestClosedError(InvalidInputError):
-    """A request is not waiting any more."""
+    """The request does not wait any more."""
 
 
 class LedgerError(FastFedULError):
-    """The ledger could not be opened, read or written."""
+    """The ledger cannot be opened, read or written."""
 
 
 class LedgerDamagedError(LedgerError):
-    """A stored byte is not what was written; the message names the place."""
+    """A stored byte differs from the byte written; the message names the place."""
 
 
 class LedgerLockedError(LedgerError):
@@ -49,20 +49,20 @@ class LedgerLockedError(LedgerError):
 
 
 class UnlearnRefusedError(FastFedULError):
-    """The history cannot support the request, so no answer is given."""
+    """The method cannot answer this request from this ledger."""
 
 
 class NotAcceptedError(UnlearnRefusedError):
-    """The caller's own check of the cleaned model failed, so nothing was written."""
+    """The caller's own check refused the cleaned model, so nothing was written."""
 
 
 @contextmanager
 def require_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn a failed import into one line that says which extra to install.
+    """Return a block in which a failed import names the extra to install.
 
     Args:
-        extra: The extra of `fastfedul` that has the package.
-        what: Who needs which package, such as `pages need Jinja2`.
+        extra: The extra of `fastfedul` that installs the package.
+        what: The reason to need the package, such as `pages need Jinja2`.
 
     Raises:
         InvalidInputError: If an import in the block fails.
@@ -76,7 +76,7 @@ def require_extra(extra: str, what: str) -> Iterator[None]:
 
 
 def name_some(names: Iterable[str], most: int = 3) -> str:
-    """Return the first of some names, for a message.
+    """Return the first few names, for a message.
 
     >>> name_some(["a", "b", "c", "d"])
     'a, b, c …'

@@ -7,19 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fastfedul.errors import InvalidInputError
-
-
-def as_path(place: Path | str) -> Path:
-    """Return a place of the file system, given as text or as a `Path`.
-
-    Raises:
-        InvalidInputError: If it is given as anything else.
-    """
-    if not isinstance(place, str | os.PathLike):
-        raise InvalidInputError(f"a path is text or a Path, not {place!r:.60}")
-    return Path(place)
-
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file; when this returns, it survives power loss.

@@ -1,7 +1,7 @@
 """Model parameters: named arrays over one flat float32 vector, and arithmetic on it.
 
-Sums are taken block by block in a fixed order, so that a number never depends on how
-many threads the linear algebra library happens to use.
+Sums run block by block in a fixed order. So no number depends on the threads of the
+linear algebra library.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_type, show
 
 Flat = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -52,12 +53,13 @@ class Layout:
         Raises:
             InvalidInputError: If there is no array or one is not of a float dtype.
         """
+        require_type("a model", arrays, Mapping, "a mapping of names to arrays")
         if not arrays:
             raise InvalidInputError("a model needs at least one parameter array")
         slots = []
         for name, value in arrays.items():
-            array = np.asarray(value)
             check_array_name(name)
+            array = as_array(name, value)
             if array.dtype.name not in FLOAT_DTYPES:
                 raise InvalidInputError(
                     f"parameter {name!r} has dtype {array.dtype}; parameters are "
@@ -92,6 +94,7 @@ class Layout:
         Raises:
             InvalidInputError: If a name is missing or unknown, or a shape is wrong.
         """
+        require_type("a model", arrays, Mapping, "a mapping of names to arrays")
         if set(arrays) != set(self._places):
             wrong = show_names(set(arrays) ^ set(self._places))
             raise InvalidInputError(
@@ -99,7 +102,7 @@ class Layout:
             )
         flat = np.empty(self.size, np.float32)
         for name, (slot, start) in self._places.items():
-            array = np.asarray(arrays[name])
+            array = as_array(name, arrays[name])
             if array.shape != slot.shape:
                 raise InvalidInputError(
                     f"parameter {name!r} has shape {array.shape}, not {slot.shape}"
@@ -132,6 +135,8 @@ class Params(Mapping[str, Array]):
     __slots__ = ("flat", "layout")
 
     def __init__(self, layout: Layout, flat: Flat) -> None:
+        require_type("the layout", layout, Layout, "a Layout")
+        require_type("the flat vector", flat, np.ndarray, "an array")
         if flat.shape != (layout.size,) or flat.dtype != np.float32:
             raise InvalidInputError(
                 f"the flat vector must be float32 of length {layout.size}, "
@@ -151,7 +156,8 @@ class Params(Mapping[str, Array]):
         >>> Params.of({"w": np.array([[1.0, 2.0]]), "b": np.zeros(1)}).flat
         array([1., 2., 0.], dtype=float32)
         """
-        layout = layout or Layout.of(arrays)
+        layout = Layout.of(arrays) if layout is None else layout
+        require_type("the layout", layout, Layout, "a Layout")
         return cls(layout, layout.flatten(arrays))
 
     @classmethod
@@ -176,7 +182,19 @@ class Params(Mapping[str, Array]):
 
 def show_names(names: Iterable[object]) -> str:
     """Return a few names for an error message, however strange they are."""
-    return ", ".join(sorted(f"{name!r:.40}" for name in names)[:5])
+    return ", ".join(sorted(show(name) for name in names)[:5])
+
+
+def as_array(name: str, value: npt.ArrayLike) -> Array:
+    """Return a value as an array.
+
+    Raises:
+        InvalidInputError: If it is none, such as a list of rows of unequal lengths.
+    """
+    try:
+        return np.asarray(value)
+    except Exception as error:  # A tensor on another device may fail in any way.
+        raise InvalidInputError(f"{name!r:.40} is no array: {error!s:.200}") from None
 
 
 def check_array_name(name: object) -> None:
@@ -187,7 +205,7 @@ def check_array_name(name: object) -> None:
         storable = False
     if not storable or name == "__metadata__":
         raise InvalidInputError(
-            f"{name!r:.40} cannot be the name of an array in a safetensors file"
+            f"{show(name)} cannot be the name of an array in a safetensors file"
         )
 
 
@@ -198,6 +216,8 @@ def subtract(left: Params, right: Params) -> Params:
 
 def scale(params: Params, factor: float) -> Params:
     """Return the parameters times a number."""
+    if factor == 1:
+        return params
     return Params(params.layout, params.flat * np.float32(factor))
 
 
@@ -212,7 +232,7 @@ def weighted_sum(vectors: Sequence[Flat], weights: Sequence[float]) -> Flat:
 
 
 def dot(left: Flat, right: Flat) -> float:
-    """Return the inner product; infinite or NaN only if a value or the result is.
+    """Return the inner product; not finite only if a value or the product is not.
 
     >>> dot(np.float32([1e30, 2]), np.float32([1e30, 3])) > 9e59
     True

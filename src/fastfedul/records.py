@@ -1,4 +1,4 @@
-"""The records that flow between the stages; all frozen, none knows a framework."""
+"""The records that pass between the rooms; all are frozen, none knows a framework."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_number, require_type
 from fastfedul.params import Array, Params
 
 ClientId = str
@@ -20,27 +20,35 @@ class Model:
     """A whole model: parameters that are learned, and buffers that are carried along.
 
     Attributes:
-        params: What updates, norms and removal are about.
+        params: Parameters that training learns and forgetting changes.
         buffers: Batch-norm statistics, counters and the like, in their own dtypes.
     """
 
     params: Params
     buffers: Mapping[str, Array] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_type(
+            "a model's params", self.params, Params, "made with fastfedul.Params.of"
+        )
+        require_type(
+            "a model's buffers", self.buffers, Mapping, "a mapping of names to arrays"
+        )
 
-_SMALLEST, _LARGEST, _LARGEST_BATCH = 1e-30, 1e30, 10**15
-"""Settings of local training beyond these are mistakes."""
+
+_SMALLEST, _LARGEST, _LARGEST_BATCH = 1e-30, 1e30, 1e15
+"""Limits of the settings of local training; a value beyond them is a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSGD:
-    """How the clients of a round trained, from a source that the server trusts.
+    """Local training of a round's clients, from a source that the server trusts.
 
     Attributes:
         lr: Learning rate of the clients' SGD.
         momentum: Share of the last step's direction that SGD keeps, 0 to below 1.
         batch_size: Examples of one SGD step.
-        epochs: How often a client went through its examples.
+        epochs: Passes of a client over its examples; 0.5 for half of the batches.
     """
 
     lr: float
@@ -49,31 +57,12 @@ class LocalSGD:
     epochs: float
 
     def __post_init__(self) -> None:
-        for name, given in (
-            ("learning rate", self.lr),
-            ("momentum", self.momentum),
-            ("batch size", self.batch_size),
-            ("number of epochs", self.epochs),
-        ):
-            number = isinstance(given, int | float) and not isinstance(given, bool)
-            low = 0.0 if name == "momentum" else _SMALLEST
-            high = _LARGEST_BATCH if name == "batch size" else _LARGEST
-            if not (number and low <= given <= high):
-                raise InvalidInputError(
-                    f"the {name} of local training is {given!r:.40}; give a number "
-                    f"{'of 0 or more' if low == 0 else 'above 0'}, or leave local "
-                    "training unknown"
-                )
-        if self.batch_size != int(self.batch_size):
-            raise InvalidInputError(
-                f"the batch size of local training is {self.batch_size}; give a whole "
-                "number, or leave local training unknown"
-            )
-        if not 0 <= self.momentum < 1:
-            raise InvalidInputError(
-                f"the momentum of local training is {self.momentum}; give 0 or more "
-                "and below 1, or leave local training unknown"
-            )
+        require_number("learning rate", self.lr, least=_SMALLEST, most=_LARGEST)
+        require_number("momentum", self.momentum, least=0, below=1)
+        require_number(
+            "batch size", self.batch_size, least=1, most=_LARGEST_BATCH, whole=True
+        )
+        require_number("number of epochs", self.epochs, least=_SMALLEST, most=_LARGEST)
 
     @property
     def pull(self) -> float:
@@ -89,13 +78,13 @@ class LocalSGD:
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """What one client contributed to one round.
+    """One client's contribution to one round.
 
     Attributes:
-        client: Stable identity of the data owner, never a transport address.
+        client: Stable name of the data owner, never a transport address.
         share: Share among all participants; the shares of a round sum to 1.
-        delta: Local minus global parameters, or None when nobody has it any more.
-        keep_probability: Probability with which the update was to be kept.
+        delta: The update: local minus global parameters. None if nobody has it.
+        keep_probability: Probability with which the ledger keeps the update.
         kept: Whether the ledger stores the update.
     """
 
@@ -112,12 +101,13 @@ class Round:
 
     Attributes:
         index: Number of the round, from 0 without gaps.
-        updates: Every participant, whether its update is kept or not.
-        step: What the server added to the model; None means the weighted mean.
+        updates: One for each participant, kept or not.
+        step: The server's change of the model; None for the updates' weighted mean.
         buffers: Buffers of the model after the round; None means unchanged.
-        use: `store`: everybody was aggregated with its share. `aggregate`: only the
-            kept updates were, each with its share divided by its probability.
-        local: How the clients trained; None if the server does not know.
+        use: `store`: the server aggregated every update with its share. `aggregate`:
+            it aggregated only the kept updates, each with its share divided by its
+            probability.
+        local: Local training of the clients; None if the server does not know it.
     """
 
     index: int
@@ -130,18 +120,18 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class RoundEntry:
-    """What a ledger knows of a round without reading an array.
+    """A ledger's facts about a round, known without reading an array.
 
     Attributes:
         index: Number of the round.
-        num_updates: Participants that are still part of the history.
+        num_updates: Participants that are still in the ledger.
         removed_share: Share of the erased clients among the original participants.
         use: As in `Round`.
-        step_norm: Euclidean norm of the step; NaN where it is not known any more.
+        step_norm: Euclidean norm of the step; NaN if the ledger does not know it.
         previous_product: Inner product of the step with the step before; 0 at first.
-        local: How the clients trained; None if the server does not know.
-        num_kept: Participants of the history whose update is stored; None if only a
-            look at the participants tells.
+        local: Local training of the clients; None if the server does not know it.
+        num_kept: Participants whose update is stored; None if only the entries of the
+            participants tell.
     """
 
     index: int
@@ -156,19 +146,18 @@ class RoundEntry:
 
 @dataclass(frozen=True, slots=True)
 class UpdateEntry:
-    """What a ledger knows of one client's part in one round without its array.
+    """A ledger's facts about one update, known without reading its array.
 
     Attributes:
         round: Number of the round.
-        client: Who it was.
+        client: Name of the client.
         share: Share among the original participants, erased ones included.
-        keep_probability: Probability with which the update was to be kept.
+        keep_probability: Probability with which the ledger keeps the update.
         kept: Whether the update is stored.
         entered: Whether the update went into the model.
-        norm: Euclidean norm of the update; NaN when the server never had it.
-        step_product: Inner product with the round's step; None when not known.
-        summed: Whether the update is in the client's sum, in a ledger that keeps
-            nothing else of it.
+        norm: Euclidean norm of the update; NaN if the server never had the update.
+        step_product: Inner product with the round's step; None if unknown.
+        summed: Whether the client's sum has the update, in a ledger of sums.
     """
 
     round: int
@@ -192,20 +181,21 @@ ClientState = Literal["active", "forgotten", "erased"]
 
 @dataclass(frozen=True, slots=True)
 class ClientEntry:
-    """What a ledger knows of a client.
+    """A ledger's facts about a client.
 
     Attributes:
-        client: Its name.
-        state: `active`; `forgotten`: out of the model, history kept; `erased`: also
-            out of the history.
-        num_updates: Rounds it took part in that are still in the history.
-        forgotten_at: Number of rounds recorded when it was forgotten.
-        num_kept: Updates of it that are stored.
-        num_summed: Updates of it that are in its vectors, in a ledger of sums.
-        mean_share: Mean of its shares; None if it took part in no round.
-        mean_norm: Mean length of its updates; None if no length is known.
-        difference_off: How far its sum may be off by erasures of others, as a length.
-        num_dropped: Updates of it that gave way to the ledger's budget.
+        client: Name of the client.
+        state: `active`; `forgotten`: out of the model, updates kept; `erased`: also
+            out of the ledger.
+        num_updates: Rounds with the client that the ledger still has.
+        forgotten_at: Number of rounds recorded when the client was forgotten.
+        num_kept: Number of the client's stored updates.
+        num_summed: Number of updates in the client's vectors, in a ledger of sums.
+        mean_share: Mean of the client's shares; None without a round.
+        mean_norm: Mean length of the client's updates; None if no length is known.
+        difference_off: Largest error of the client's sum, as a length, that erasures
+            of other clients may have caused.
+        num_dropped: Number of the client's updates that gave way to the budget.
     """
 
     client: ClientId
@@ -249,8 +239,8 @@ class VectorRef:
 
     Attributes:
         round: Number of the round.
-        client: Whose update it is; None for the step.
-        other: Whose update was taken off that, in a ledger that keeps pairs.
+        client: Client of the update; None for the step.
+        other: Client whose update was subtracted, in a ledger that keeps pairs.
     """
 
     round: int
@@ -273,9 +263,10 @@ class PairEntry:
 
     Attributes:
         round: Number of the round.
-        client: Whose update comes first.
-        other: Whose update was taken off that.
-        odds: How many pairs of its round it stands for, by how it was drawn.
+        client: Client of the first update.
+        other: Client of the update that was subtracted.
+        odds: Number of pairs of the round that this pair stands for: one over the
+            probability of its draw.
     """
 
     round: int
@@ -290,7 +281,7 @@ class Combination:
 
     Attributes:
         sums: One row per row of coefficients.
-        products: Inner products of the pairs that were asked for.
+        products: Inner products of the pairs that the caller named.
         bytes_read: Bytes read from memory or disk.
     """
 
@@ -304,20 +295,20 @@ RequestState = Literal["waiting", "applied", "refused", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
-    """Somebody asked for a client to be forgotten.
+    """A request to forget a client.
 
     Attributes:
-        number: Requests of a ledger count from 1.
-        client: Who is to be forgotten.
-        asked: When it was asked, in UTC, ISO 8601.
-        reason: Why, in the words of whoever asked.
+        number: Number of the request; a ledger counts from 1.
+        client: Client to forget.
+        asked: Time of the request, in UTC, ISO 8601.
+        reason: The reason in the words of the person who asked; None if none was given.
         state: `waiting`; `applied`: the client is out of the model; `refused`;
             `cancelled`.
-        decided: When it stopped waiting.
-        answer: Why it was refused.
-        event: Number of the entry of the log that says how it was applied.
-        method: Name of the method that was asked for; None for the operator's choice.
-        settings: Settings of that method, as JSON values.
+        decided: Time at which the request stopped waiting.
+        answer: Reason of a refusal.
+        event: Number of the log entry that describes the forgetting.
+        method: Name of the method to use; None for the operator's choice.
+        settings: Settings of this method, as JSON values.
     """
 
     number: int
@@ -334,13 +325,13 @@ class ForgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of the log of what was forgotten or dropped.
+    """One entry of the ledger's log of forgettings and other changes.
 
     Attributes:
-        time: When, in UTC, ISO 8601.
+        time: Time of the change, in UTC, ISO 8601.
         kind: `forget`, `erase`, or `forget and erase`; `compact`; `drop`, of vectors
             for which the budget had no room.
-        clients: Whom; nobody for `compact` and `drop`.
+        clients: Clients that the change concerns; none for `compact` and `drop`.
         details: Method, settings, rounds, coverage and digests, as JSON values.
     """
 
@@ -355,10 +346,10 @@ class LogEntry:
     """An event with its place in the log on disk.
 
     Attributes:
-        number: Entries count from 1.
-        event: What happened.
-        digest: Digest of the entry in hexadecimal; the next entry holds it, so that
-            it stands for the whole log up to here.
+        number: Number of the entry, from 1.
+        event: The change.
+        digest: Digest of the entry in hexadecimal. The next entry holds it, so it
+            stands for the whole log up to this entry.
     """
 
     number: int

@@ -6,12 +6,12 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return the generator for one purpose, independent of all the others.
+    """Return the generator of one purpose, independent of all others.
 
     Args:
         seed: The seed of the whole run.
-        purpose: What the numbers are for; another purpose gives another stream.
-        key: Whole numbers that tell apart streams of one purpose, such as a round.
+        purpose: Name of the stream, such as `keep`.
+        key: Whole numbers that tell streams of one purpose apart, such as a round.
 
     >>> bool(stream(1, "keep", 2).random() == stream(1, "keep", 2).random())
     True
@@ -23,5 +23,5 @@ def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def name_key(name: str) -> int:
-    """Return a whole number for a name, so that streams can be keyed by client."""
+    """Return a whole number for a client's name, as a part of a stream's key."""
     return zlib.crc32(name.encode("utf-8", "surrogatepass"))

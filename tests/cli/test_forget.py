@@ -270,7 +270,7 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
         (("--method", "federaser", "--skew", "none"), "no such setting: skew"),
         (("--method", "federaser"), "is no run whose clients could be asked"),
         (("--method", "fastest"), "unknown method 'fastest'; choose from retrain"),
-        (("--method", "no.such:Method"), "cannot be loaded: ModuleNotFoundError"),
+        (("--method", "no.such:Method"), "cannot load the method 'no.such:Method'"),
         (("--model", "package:function"), "needs --validation"),
         (("--max-drop", "0.1"), "needs --validation"),
         (("--validation", "x.npz", "--max-drop", "2"), "from 0 to 1"),

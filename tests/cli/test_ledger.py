@@ -263,11 +263,11 @@ def test_an_import_can_say_how_clients_trained(saved: Path, tmp_path: Path) -> N
         ),
         (
             ("--lr", 0, "--momentum", 0, "--batch-size", 32, "--epochs", 1),
-            "the learning rate of local training is 0.0",
+            "the learning rate is 0.0",
         ),
         (
             ("--lr", 0.05, "--momentum", 1, "--batch-size", 32, "--epochs", 1),
-            "the momentum of local training is 1.0",
+            "the momentum is 1.0",
         ),
     ],
 )

@@ -130,7 +130,6 @@ def test_closeness_is_overall_and_for_the_last_layer() -> None:
     found = closeness(left, right)
     assert found.distance == 5
     assert found.angle_degrees == angle_degrees(left, right)
-    assert found.last_layer_distance == 3
     assert found.last_layer_angle_degrees == pytest.approx(
         math.degrees(math.acos(2 / math.sqrt(2 * 11)))
     )
@@ -140,7 +139,6 @@ def test_closeness_is_overall_and_for_the_last_layer() -> None:
 def test_a_model_without_a_matrix_has_no_last_layer() -> None:
     found = closeness(model(a=[0, 0]), model(a=[3, 4]))
     assert found.distance == 5
-    assert found.last_layer_distance is None
     assert found.last_layer_angle_degrees is None
     assert found.unit_angles is None
     with pytest.raises(InvalidInputError, match="no last layer"):

@@ -187,7 +187,7 @@ def test_a_model_file_that_cannot_be_replaced_is_told(
         with monkeypatch.context() as patched:
             patched.setattr(Path, "replace", fail)
             with pytest.raises(
-                FastFedULError, match=r"still holds the old one.*repeat"
+                FastFedULError, match=r"still holds the old model.*repeat"
             ):
                 ff.forget(ledger, ["bob"])
         with pytest.raises(AlreadyForgottenError):

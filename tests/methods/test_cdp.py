@@ -196,7 +196,7 @@ def test_the_attack_weakens_and_the_model_stays_good(small_run: SmallRun) -> Non
     assert result.bytes_read == 0
     assert result.clients == ("client-0",)
     assert result.warnings == (
-        "CDP removes class 2, not a client; against a backdoor this is the attack's "
+        "cdp removes class 2, not a client; against a backdoor this is the attack's "
         "label",
     )
 
@@ -345,8 +345,8 @@ def test_it_refuses_a_trainer_that_shows_no_channels(small_run: SmallRun) -> Non
         ({"sparsity": 0}, "sparsity is 0"),
         ({"sparsity": 1.0}, "sparsity is 1.0"),
         ({"rounds": -1}, "rounds is -1"),
-        ({"lr": 0}, "lr is 0"),
-        ({"lr": float("nan")}, "lr is nan"),
+        ({"lr": 0}, "learning rate is 0"),
+        ({"lr": float("nan")}, "learning rate is nan"),
         ({"sample": 0}, "sample is 0"),
     ],
 )

@@ -486,13 +486,13 @@ def test_it_is_refused_when_somebody_who_is_needed_cannot_be_asked() -> None:
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True])
 def test_an_interval_is_a_whole_number_of_rounds(interval: int) -> None:
     for method in (FedEraser, FedAccum):
-        with pytest.raises(InvalidInputError, match="the interval is a whole number"):
+        with pytest.raises(InvalidInputError, match="; choose a whole number of 1"):
             method(interval=interval)
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.5, 1.5, float("nan")])
 def test_a_ratio_is_above_zero_and_up_to_one(ratio: float) -> None:
-    with pytest.raises(InvalidInputError, match="the ratio is above 0"):
+    with pytest.raises(InvalidInputError, match="above 0 and up to 1"):
         FedEraser(ratio=ratio)
 
 

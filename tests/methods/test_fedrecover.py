@@ -286,7 +286,7 @@ def test_settings_that_ask_for_too_much_are_cut_and_it_says_so() -> None:
     result = FedRecover(warmup=20)(run.request())
     assert sorted(run.workers.asked) == [1, 2, 3, 4, 5, 19]
     assert result.warnings == (
-        "clients were asked in 6 rounds instead of 19, to stay within 0.3 of all",
+        "the server asked in 6 rounds instead of 19, to stay within 0.3 of all",
     )
 
 
@@ -463,7 +463,7 @@ def test_it_refuses_updates_that_were_not_kept() -> None:
 
 def test_it_refuses_other_aggregations() -> None:
     run = quadratic_run(rounds=1, aggregation="median")
-    with pytest.raises(UnlearnRefusedError, match="weighted means, not 'median'"):
+    with pytest.raises(UnlearnRefusedError, match="aggregated by 'median'"):
         FedRecover()(run.request())
 
 

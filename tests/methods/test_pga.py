@@ -220,8 +220,8 @@ def test_a_floor_needs_an_example_to_hold_back_and_one_to_climb_on() -> None:
         ({"clip_norm": 0}, "clip_norm"),
         ({"radius": float("nan")}, "radius"),
         ({"distance_threshold": -1}, "distance_threshold"),
-        ({"accuracy_floor": 1.1}, "accuracy floor"),
-        ({"post_rounds": -1}, "post-training"),
+        ({"accuracy_floor": 1.1}, "accuracy_floor"),
+        ({"post_rounds": -1}, "post_rounds"),
         ({"post_epochs": 0}, "epochs"),
     ],
 )

@@ -81,7 +81,6 @@ def test_a_missing_seed_is_left_out(line_with: Build, store: CellStore) -> None:
     assert (found.seeds_done, found.seeds_wanted) == (2, 3)
     assert found.main is not None
     assert found.main.value == pytest.approx(0.6)
-    assert found.main.num_values == 2
 
 
 def test_no_result_at_all_is_a_summary_without_numbers(
@@ -99,15 +98,15 @@ def test_a_refused_seed_counts_as_done_and_not_as_measured(
     found = one(line_with({"refused": "no images"}, {"main": 0.5}), store)
     assert (found.seeds_done, found.num_refused, found.num_measured) == (2, 1, 1)
     assert found.refused == "no images"
-    assert found.main == Mean(0.5, None, 1)
+    assert found.main == Mean(0.5, None)
 
 
 def test_a_share_of_nothing_at_all_is_a_value(
     line_with: Build, store: CellStore
 ) -> None:
     found = one(line_with({"main": 0.0, "backdoor": 0.0, "seconds": 0.0}), store)
-    assert found.main == Mean(0.0, None, 1)
-    assert found.backdoor == Mean(0.0, None, 1)
+    assert found.main == Mean(0.0, None)
+    assert found.backdoor == Mean(0.0, None)
     assert found.seconds == 0
 
 
@@ -117,7 +116,7 @@ def test_none_and_values_that_are_not_finite_are_dropped(
     first = {"main": 0.5, "backdoor": None, "distance": math.nan, "seconds": 2}
     second = {"main": 0.5, "backdoor": 0.2, "distance": 3.0, "seconds": None}
     found = one(line_with(first, second), store)
-    assert found.backdoor == Mean(0.2, None, 1)
+    assert found.backdoor == Mean(0.2, None)
     assert found.distance == 3.0
     assert found.seconds == 2
     assert found.peak_bytes is None
@@ -142,7 +141,7 @@ def test_iterations_are_averaged_one_by_one(line_with: Build, store: CellStore) 
     assert found.backdoor_iterations[2] is None
     assert found.main is not None
     assert found.main.value == pytest.approx(0.65)
-    assert found.backdoor == Mean(0.1, None, 1)
+    assert found.backdoor == Mean(0.1, None)
 
 
 def test_a_warning_is_said_once(line_with: Build, store: CellStore) -> None:

@@ -1,1 +1,1 @@
-"""Stage 1: who owns which examples."""
+"""Data sets, and the clients that own their examples."""

@@ -1,4 +1,4 @@
-"""Examples before and after clients own them, and the input a model gets of them."""
+"""Examples before and after the split among clients, and the input of a model."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set before anybody owns a part of it.
+    """A data set before the split among clients.
 
     Attributes:
-        name: Name in reports; a user's own file is called by its file name.
+        name: Name in reports; for a user's own file, the file name.
         train_images: Training examples.
         train_labels: Class numbers from 0, one for each training example.
         test_images: Test examples, in the shape of the training examples.
@@ -51,8 +51,8 @@ class Dataset:
         num_classes: One more than the largest label.
         shape: Shape of one example: height, width and channels of an image, or the
             number of values of a row.
-        owners: Name of the client that has each training example; None where the
-            examples are still to be split.
+        owners: Name of each training example's client; None if the data set names no
+            client.
     """
 
     name: str
@@ -86,8 +86,8 @@ class ClientData:
 
     Attributes:
         client: Stable name of the data owner.
-        images: Its images or rows; may be a view of an array shared with others.
-        labels: Its labels, one for each example.
+        images: Images or rows of the client; may be a view of a shared array.
+        labels: Labels of the client, one for each example.
     """
 
     client: ClientId
@@ -103,9 +103,8 @@ class ClientData:
 def to_model_input(images: Images) -> ModelInput:
     """Return the input of a model: float32 from -1 to 1, channels before height.
 
-    Clean and poisoned images of every data set go through this one function: 0 to 255
-    becomes 0 to 1, then minus 0.5 and divided by 0.5. Rows of features or tokens come
-    back as they are.
+    Clean and poisoned images of every data set pass this function. It maps 0 to 255
+    onto -1 to 1. Rows of features or tokens come back unchanged.
 
     Args:
         images: Values 0 to 255 as uint8, shaped (number, height, width, channels); or
@@ -118,8 +117,8 @@ def to_model_input(images: Images) -> ModelInput:
         return images
     if images.dtype != np.uint8 or images.ndim != 4:
         raise InvalidInputError(
-            "a model's images come as uint8 of shape (number, height, width, channels)"
-            f", not {images.dtype} of shape {images.shape}"
+            "a model's images are uint8 of shape (number, height, width, channels), "
+            f"not {images.dtype} of shape {images.shape}"
         )
     scaled = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32)
     scaled /= np.float32(127.5)
@@ -130,10 +129,10 @@ def to_model_input(images: Images) -> ModelInput:
 def subset(dataset: Dataset, train_size: int, seed: int) -> Dataset:
     """Return the data set with fewer training examples, the classes in proportion.
 
-    The test examples stay as they are, and so does the order of the examples.
+    The test examples and the order of the examples stay the same.
 
     Raises:
-        InvalidInputError: If there are not so many, or none are asked for.
+        InvalidInputError: If the size is below 1 or above the data set's own.
     """
     size = len(dataset.train_labels)
     if not 1 <= train_size <= size:
@@ -148,7 +147,8 @@ def subset(dataset: Dataset, train_size: int, seed: int) -> Dataset:
 def set_aside(dataset: Dataset, count: int, seed: int) -> tuple[Examples, Dataset]:
     """Return the server's own clean training examples, and the data set without them.
 
-    The classes are in proportion. Done before the split, so that no client has them.
+    The classes are in proportion. The split among clients comes afterwards, so no
+    client has these examples.
 
     Raises:
         InvalidInputError: If no training example would be left for the clients.
@@ -165,9 +165,9 @@ def set_aside(dataset: Dataset, count: int, seed: int) -> tuple[Examples, Datase
 
 
 def choose(labels: Labels, count: int, rng: np.random.Generator) -> Indices:
-    """Return ascending places of a random choice with the classes in proportion.
+    """Return the places of a random choice, ascending, with classes in proportion.
 
-    Each class gives its share rounded down; the largest remainders give one more.
+    Each class gives its share, rounded down; the largest remainders give one more.
     """
     classes, sizes = np.unique(labels, return_counts=True)
     exact = sizes * count / max(1, len(labels))

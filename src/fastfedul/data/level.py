@@ -1,4 +1,4 @@
-"""How many of each class each client gets, so that every client has one ratio."""
+"""Counts of each class at each client, with one ratio of classes at every client."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def count_at_level(
     """Return a table of counts, a row per client and a column per class.
 
     In every row, the largest count is `level` times the smallest, rounded to a whole
-    number. The other classes are graded in between, in another order at every client.
-    All examples are used if that is possible; otherwise as many of a class are left out
-    as the ratio asks for. At level 1 all counts are equal.
+    number. The other classes lie in between, in another order at every client. The
+    counts use all examples if they can; otherwise they leave out as many of a class as
+    the ratio demands. At level 1 all counts are equal.
 
     Args:
-        sizes: How many examples of each class there are; none is 0.
-        num_clients: How many rows.
+        sizes: Number of examples of each class, 1 or more.
+        num_clients: Number of clients.
         level: The ratio, 1 or more.
         rng: Decides which classes are frequent at which client.
 
@@ -36,8 +36,8 @@ def count_at_level(
         raise InvalidInputError("a split by level needs at least two classes")
     mixed = _rotate(rng.permutation(len(sizes)), num_clients)
     by_size = np.tile(np.argsort(np.argsort(sizes, kind="stable")), (num_clients, 1))
-    # When rotating wastes images because the classes differ in size, every client
-    # gets few of the small classes and many of the large ones.
+    # Classes of different sizes make the rotation waste images. Then every client gets
+    # few images of small classes and many of large ones.
     plans = [(_plan(sizes, ranks, level), ranks) for ranks in (mixed, by_size)]
     (num_dropped, low, high), ranks = min(plans, key=lambda plan: plan[0][0])
     if math.isinf(num_dropped):
@@ -61,12 +61,12 @@ def _rotate(order: Counts, num_clients: int) -> Counts:
 
 
 def _plan(sizes: Counts, ranks: Counts, level: float) -> tuple[float, int, int]:
-    """Return how many examples are left out, and the two extreme counts.
+    """Return the number of examples left out, and the two extreme counts.
 
-    A client with a class at rank 0 gets exactly the low count, at the last rank exactly
-    the high one, in between anything from low to high. So for each class the examples
-    in use have a least and a greatest number, and the best low count is the one that
-    leaves out the fewest; among equals, the one nearest to the natural grading.
+    A client gets the low count of its class at rank 0, the high count of its class at
+    the last rank, and anything from low to high in between. So each class has a least
+    and a greatest number of used examples. The best low count leaves out the fewest;
+    among equals it is nearest to the natural grading.
     """
     num_clients, num_classes = ranks.shape
     num_low = (ranks == 0).sum(axis=0)
@@ -84,10 +84,10 @@ def _plan(sizes: Counts, ranks: Counts, level: float) -> tuple[float, int, int]:
 
 
 def _fill(ranks: Counts, size: int, last: int, low: int, high: int) -> Counts:
-    """Return one class's counts, client by client, so that they use up its examples.
+    """Return one class's counts, client by client, which use up its examples.
 
     The extreme ranks get the extreme counts. The others start from their grades and
-    move towards low or high, all by the same part of their way.
+    move towards low or high, each by the same part of its way.
     """
     counts = np.where(ranks == 0, low, high)
     free = (ranks > 0) & (ranks < last)

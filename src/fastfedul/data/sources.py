@@ -1,4 +1,4 @@
-"""Named data sets: their descriptions, their files, and how to load them."""
+"""Named data sets: descriptions, files and loading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastfedul.rng import stream
 DEFAULT = "digits"
 FOLDER_VARIABLE = "FASTFEDUL_DATA"
 INSTALL_DIGITS = "pip install scikit-learn"
-"""The command that brings the data set digits."""
+"""The command that installs the data set digits."""
 
 _NUM_DIGITS_TEST = 360
 
@@ -31,12 +31,12 @@ class Source:
     Attributes:
         name: Name that the user types.
         about: Description of one line.
-        file: Name of its file; None when it comes with scikit-learn.
-        use: `train`: models are trained on it. `attack`: pictures for the edge-case
-            attack on another data set.
+        file: Name of the file; None for a data set of scikit-learn.
+        use: `train`: models train on it. `attack`: pictures for the edge-case attack
+            on another data set.
         class_names: Names of the classes; empty if the numbers are the names.
-        keys: The arrays its file has.
-        fetchable: Whether there is a public place to fetch it from.
+        keys: Names of the arrays in the file.
+        fetchable: Whether a public source has the file.
     """
 
     name: str
@@ -115,7 +115,7 @@ def find_source(name: str) -> Source:
     """Return the named data set.
 
     Raises:
-        InvalidInputError: If there is none of this name.
+        InvalidInputError: If no data set has this name.
     """
     if name not in SOURCES:
         raise InvalidInputError(
@@ -144,7 +144,7 @@ def require(source: Source) -> Path:
     """Return the file of a named data set.
 
     Raises:
-        InvalidInputError: If it is not there; says how to get it and where it goes.
+        InvalidInputError: If it is missing; the message says how to get the file.
     """
     path = locate(source)
     if path is None:
@@ -157,7 +157,7 @@ def require(source: Source) -> Path:
 
 
 def placing(source: Source, folder: Path | None = None) -> str:
-    """Return the words that say which file to put where."""
+    """Return a request to put the file into a folder, for a message."""
     arrays = ", ".join(source.keys)
     where = folder or data_folders()[0]
     return f"put {source.file} with the arrays {arrays} into {where}"
@@ -171,11 +171,11 @@ def is_path(data: str) -> bool:
 def load(data: str | Path) -> Dataset:
     """Return a data set by name, or from an `.npz` file of the user's own.
 
-    A text that ends in `.npz` or contains a slash is a path; the data set is then
-    called by its file name, so it is never taken for a named one.
+    A text that ends in `.npz` or contains a slash is a path. The data set then has the
+    name of the file, so nobody mistakes it for a named one.
 
     Raises:
-        InvalidInputError: If no data set has that name, or its file cannot be used.
+        InvalidInputError: If no data set has this name, or its file cannot be used.
     """
     if isinstance(data, Path) or is_path(data):
         path = Path(data).expanduser()
@@ -194,8 +194,8 @@ def load(data: str | Path) -> Dataset:
 def _load_digits() -> Dataset:
     """Return scikit-learn's digits, 1,437 to train and 360 to test.
 
-    There is no official test part: this one is drawn once and for all, with the
-    classes in proportion. The 17 grey levels 0 to 16 become 0 to 255.
+    scikit-learn has no official test part. This part is a fixed draw with the classes
+    in proportion. The 17 grey levels 0 to 16 become 0 to 255.
     """
     try:
         from sklearn.datasets import load_digits

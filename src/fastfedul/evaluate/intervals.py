@@ -1,8 +1,8 @@
 """Numbers with their 95 % intervals: a share of counts, a mean over seeds.
 
 SciPy computes the intervals of shares (E. B. Wilson, "Probable inference, the law of
-succession, and statistical inference", JASA 1927) and of means (Student's t). It is
-imported when an interval is asked for, since a server that forgets has no use for it.
+succession, and statistical inference", JASA 1927) and of means (Student's t). The
+first interval imports SciPy, because a server that forgets does not need it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(_UPPER_TAIL)
 
 @dataclass(frozen=True, slots=True)
 class Proportion:
-    """A share of counted things; of 0 things there is no share.
+    """A share of counted cases.
 
     Attributes:
         successes: Number of successes.
-        total: Number of things; 0 gives no value and no interval.
+        total: Number of cases; without a case there is no value and no interval.
     """
 
     successes: int
@@ -46,7 +46,7 @@ class Proportion:
 
     @property
     def value(self) -> float | None:
-        """The share, from 0 to 1; None out of 0.
+        """The share, from 0 to 1; None without a case.
 
         >>> Proportion(3, 4).value
         0.75
@@ -55,7 +55,7 @@ class Proportion:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % Wilson interval, inside 0 to 1 and around the value; None out of 0.
+        """The 95 % Wilson interval, inside 0 to 1; None without a case.
 
         Raises:
             InvalidInputError: If SciPy is not installed.
@@ -78,21 +78,24 @@ class Mean:
     Attributes:
         value: The mean.
         interval: 95 % interval by Student's t; None for a single value.
-        num_values: How many values it is the mean of.
     """
 
     value: float
     interval: Interval | None
-    num_values: int
 
 
 def paired_interval(lost: int, gained: int, total: int) -> Interval:
-    """Return the 95 % interval of the share lost, both models on the same images.
+    """Return the 95 % interval of the accuracy lost between models on the same images.
 
     Agresti and Min: "Simple improved confidence intervals for comparing matched
-    proportions", Statistics in Medicine 2005. The formula adds half an image to each
-    of the four outcomes, so that few images without a change are no certainty. SciPy
-    does not have this interval.
+    proportions", Statistics in Medicine 2005. The formula adds half an image to each of
+    the four outcomes, so a few unchanged images give no certainty. SciPy does not have
+    this interval.
+
+    Args:
+        lost: Images that only the first model gets right.
+        gained: Images that only the second model gets right.
+        total: Number of images.
 
     >>> tuple(round(end, 4) for end in paired_interval(3, 1, 98))
     (-0.0237, 0.0637)
@@ -108,22 +111,22 @@ def mean_interval(values: Sequence[float]) -> Mean:
     """Return the mean with its 95 % t interval; one value has no interval.
 
     Raises:
-        InvalidInputError: If there is no value, one is not finite, or there are several
-            and SciPy is not installed.
+        InvalidInputError: If there is no value, a value is not finite, or there are
+            several values and SciPy is not installed.
 
     >>> mean_interval([0.5])
-    Mean(value=0.5, interval=None, num_values=1)
+    Mean(value=0.5, interval=None)
     """
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise InvalidInputError("a mean needs at least one value, all of them finite")
     value = float(array.mean())
     if array.size == 1:
-        return Mean(value, None, 1)
+        return Mean(value, None)
     stats = _import_stats()
     # `stats.t.interval` has no answer for values that are all equal.
     half = float(stats.t.ppf(_UPPER_TAIL, array.size - 1) * stats.sem(array))
-    return Mean(value, (value - half, value + half), array.size)
+    return Mean(value, (value - half, value + half))
 
 
 def _import_stats() -> Any:

@@ -32,12 +32,12 @@ class Membership:
     """How well the loss tells members from non-members.
 
     Attributes:
-        auc: Chance that a member has a lower loss than a non-member, equal losses
-            counted half; 0.5 is guessing. The aim is the retrained model's.
-        tpr_at_1_fpr: Share of members found when at most 1 % of the non-members are
-            taken for members; with fewer than 100 non-members that means none of them.
-        num_members: Images of the members.
-        num_nonmembers: Images of the non-members.
+        auc: Chance that a member has a lower loss than a non-member; equal losses
+            count half. 0.5 is guessing. The aim is the retrained model's value.
+        tpr_at_1_fpr: Share of members that the attack finds when it takes at most 1 %
+            of the non-members for members; with fewer than 100 non-members, none.
+        num_members: Number of images of the members.
+        num_nonmembers: Number of images of the non-members.
         auc_interval: 95 % interval of the area; None if it cannot be estimated.
     """
 
@@ -68,8 +68,8 @@ def membership(member_losses: Array, nonmember_losses: Array) -> Membership:
     """Return how well a threshold on the loss finds the members.
 
     Args:
-        member_losses: Losses of images that were trained on; lower means member.
-        nonmember_losses: Losses of comparable images that were not.
+        member_losses: Losses of images in the training; a lower loss means member.
+        nonmember_losses: Losses of comparable images that were not in the training.
 
     Raises:
         InvalidInputError: If there are no losses on one side, or one is NaN.
@@ -101,10 +101,10 @@ def _doubled_wins(losses: Floats, others: Floats) -> npt.NDArray[np.int64]:
 
 
 def _tpr(members: Floats, nonmembers: Floats) -> float:
-    """Return the share of members strictly below the first loss that must stay out.
+    """Return the share of members below the loss that a threshold must not reach.
 
-    Of n non-members the n // 100 lowest may be taken for members. An example that ties
-    with the next one is not counted as found, since no threshold separates the two.
+    The n // 100 lowest of n non-members may lie below the threshold. A member that ties
+    with the next non-member does not count, because no threshold separates the two.
     """
     limit = np.sort(nonmembers)[nonmembers.size // 100]
     return float((members < limit).mean())

@@ -1,13 +1,10 @@
-"""Answers of models: right ones, and how far predictions moved.
+"""Answers of models: accuracy, and how far predictions moved.
 
-Logits have one row per image and one column per class. A row predicts something only
-if its largest value is finite; otherwise, as when a model has diverged, it predicts no
-class and is never right.
+Logits have one row per image and one column per class. A row predicts a class only if
+its largest value is finite. A diverged model predicts no class and is never right.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +18,8 @@ Floats = npt.NDArray[np.float64]
 NO_CLASS = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionChange:
-    """How predictions for the same images differ between two models.
-
-    Attributes:
-        mean_distance: Mean Euclidean distance of the probability vectors, 0 to the
-            square root of 2; None without images or with a row that predicts nothing.
-        changed: Images whose most likely class is another one.
-    """
-
-    mean_distance: float | None
-    changed: Proportion
-
-
 def accuracy(logits: Array, labels: Array) -> Proportion:
-    """Return how many images are given their label; the first of equal logits counts.
+    """Return the share of images that get their label; the first equal logit wins.
 
     >>> accuracy(np.array([[2.0, 1.0], [0.0, 3.0]]), np.array([0, 0]))
     Proportion(successes=1, total=2)
@@ -49,9 +32,9 @@ def accuracy(logits: Array, labels: Array) -> Proportion:
 def prediction_kl(reference_logits: Array, logits: Array) -> float | None:
     """Return the mean KL divergence, in nats, from the reference's predictions.
 
-    That is the mean over images of sum p log(p / q), where p is the reference's
-    softmax and q the other's. Infinite if q rules out what p does not; None without
-    images or with a row that predicts nothing.
+    This is the mean over images of sum p log(p / q), where p is the reference's softmax
+    and q the other's. It is infinite if q rules out a class that p allows, and None
+    without images or if a row predicts no class.
     """
     reference, other = _checked_pair(reference_logits, logits)
     if not _all_predict(reference, other):
@@ -65,22 +48,24 @@ def prediction_kl(reference_logits: Array, logits: Array) -> float | None:
     return float(np.maximum(terms.sum(axis=1), 0.0).mean())
 
 
-def prediction_change(before_logits: Array, after_logits: Array) -> PredictionChange:
-    """Return how the predictions for the same images changed."""
+def prediction_change(before_logits: Array, after_logits: Array) -> float | None:
+    """Return the mean Euclidean distance of the predictions for the same images.
+
+    The distance of two probability vectors is 0 to the square root of 2. It is None
+    without images or if a row predicts no class.
+    """
     before, after = _checked_pair(before_logits, after_logits)
-    changed = predicted_classes(before) != predicted_classes(after)
-    mean_distance = None
-    if _all_predict(before, after):
-        moved = np.exp(log_softmax(after)) - np.exp(log_softmax(before))
-        mean_distance = float(np.sqrt(np.square(moved).sum(axis=1)).mean())
-    return PredictionChange(mean_distance, Proportion(int(changed.sum()), len(changed)))
+    if not _all_predict(before, after):
+        return None
+    moved = np.exp(log_softmax(after)) - np.exp(log_softmax(before))
+    return float(np.sqrt(np.square(moved).sum(axis=1)).mean())
 
 
 def log_softmax(scores: Floats) -> Floats:
-    """Return the logarithms of the softmax of each row; NaN where it predicts nothing.
+    """Return the logarithms of each row's softmax; NaN for a row without a prediction.
 
-    The largest logit is taken out of the sum, so that a certain prediction keeps its
-    tiny loss instead of a rounded 0.
+    The sum leaves the largest logit out, so a certain prediction keeps its tiny loss
+    instead of a rounded 0.
 
     >>> bool(log_softmax(np.array([[100.0, 0.0]]))[0, 0] < 0)
     True
@@ -102,12 +87,12 @@ def predicts(scores: Floats) -> npt.NDArray[np.bool_]:
 
 
 def predicted_classes(scores: Floats) -> npt.NDArray[np.int64]:
-    """Return the most likely class of each row, `NO_CLASS` where there is none."""
+    """Return the most likely class of each row, or `NO_CLASS`."""
     return np.where(predicts(scores), scores.argmax(axis=1), NO_CLASS)
 
 
 def checked_logits(logits: Array) -> Floats:
-    """Return the logits in float64, refused unless they are images by classes."""
+    """Return the logits in float64; raise unless they are images by classes."""
     array = np.asarray(logits)
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "fiu":
         raise InvalidInputError(
@@ -118,7 +103,7 @@ def checked_logits(logits: Array) -> Floats:
 
 
 def checked_labels(labels: Array, scores: Floats) -> npt.NDArray[np.int64]:
-    """Return the labels, refused unless there is one class number per row."""
+    """Return the labels; raise unless there is one class number per row."""
     array = np.asarray(labels)
     rows, classes = scores.shape
     if array.shape != (rows,) or (rows and array.dtype.kind not in "iu"):

@@ -1,1 +1,1 @@
-"""Stage 2: training, round by round."""
+"""Training, round by round."""

@@ -1,8 +1,8 @@
-"""How a round's updates become one step, and which ways can be undone.
+"""Aggregations: how a round's updates become one step, and how a method undoes it.
 
-The mean is undone by arithmetic. Any other function of the round's updates alone is
-undone by replaying it without the forgotten clients. A server optimizer that remembers
-earlier rounds can be undone by neither, so it is refused by name.
+A method undoes a mean by arithmetic. It undoes any other function of the round's
+updates by replaying the function without the forgotten clients. Neither works for a
+server optimizer that remembers earlier rounds, so `check_supported` refuses it by name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Aggregation:
 
     Attributes:
         function: The step as a function of updates and shares.
-        coordinatewise: Whether each value of the step depends on that value of the
-            updates alone, so that it can be replayed in slices of bounded memory.
+        coordinatewise: Whether each value of the step depends on the updates' values
+            at the same place alone. A method then replays slices of bounded memory.
     """
 
     function: AggregateFunction
@@ -42,7 +42,7 @@ class Aggregation:
 
 
 def coordinate_median(updates: Array, shares: Array) -> Array:
-    """Return the median of each value; shares do not count."""
+    """Return the median of each value; the shares have no influence."""
     del shares
     return np.median(updates, axis=0).astype(np.float32)
 
@@ -67,11 +67,11 @@ def resolve(name: str, custom: Mapping[str, Aggregation]) -> Aggregation:
     """Return the replayable aggregation of a name.
 
     Args:
-        name: `median`, `trimmed-mean:0.1`, or a name the caller gave a function.
+        name: `median`, `trimmed-mean:0.1`, or a name in `custom`.
         custom: The caller's own aggregations by name.
 
     Raises:
-        InvalidInputError: If nobody knows the name.
+        InvalidInputError: If the name is unknown.
     """
     if name in custom:
         return custom[name]
@@ -86,13 +86,13 @@ def resolve(name: str, custom: Mapping[str, Aggregation]) -> Aggregation:
             ) from None
         return Aggregation(trimmed_mean(fraction), coordinatewise=True)
     raise InvalidInputError(
-        f"the aggregation {name!r} is not known here; it must be mean, median, "
-        "trimmed-mean:FRACTION, or passed as a function under that name"
+        f"the aggregation {name!r:.80} is unknown; choose mean, median or "
+        "trimmed-mean:FRACTION, or pass a function under this name"
     )
 
 
 def check_supported(name: str) -> None:
-    """Raise if an aggregation cannot be unlearned from, whatever is kept."""
+    """Raise if no method can take a client out of an aggregation."""
     if name.lower().replace("-", "").replace("_", "") in WITH_MEMORY:
         raise InvalidInputError(
             f"{name!r} is a server optimizer with memory: its step depends on earlier "

@@ -1,4 +1,4 @@
-"""Clients as a method of unlearning meets them: it asks, and every call is counted."""
+"""Clients as a method asks them for help; every call is counted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fastfedul.records import ClientId, Model, Round
 
 @dataclass(slots=True)
 class Clients:
-    """The clients of a federation, and the one count of the calls to them.
+    """The clients of a federation, with one count of the calls to them.
 
     Attributes:
-        workers: Where they train.
-        data: Everybody's examples, in the order in which clients are drawn.
-        calls: How many times a client had to compute something.
+        workers: Processes in which the clients train.
+        data: Examples of every client, in the order of the draw.
+        calls: Number of computations that a method asked of a client.
     """
 
     workers: Workers
@@ -40,21 +40,21 @@ class Clients:
         names: Sequence[ClientId],
         local: LocalTraining | None = None,
     ) -> Sequence[LocalResult]:
-        """Let clients train from a model; return their results, in order.
+        """Return the results of clients that train from a model, in their order.
 
         Args:
-            model: Where they start from.
-            index: Number of the round; it decides the order of their examples.
+            model: Model to start from.
+            index: Number of the round; it decides the order of the examples.
             names: Names of the clients.
-            local: How they train; None for the way of the federation.
+            local: Settings of the training; None for the federation's own.
         """
         self.calls += len(names)
         return self.workers.train(model, index, names, local)
 
     def at(self, name: ClientId) -> ClientData:
-        """Return a client's examples for work that is done at that client: one call.
+        """Return a client's examples, for a computation at this client: one call.
 
-        Results computed from them may leave the client, the examples may not.
+        Results of the computation may leave the client, the examples may not.
         """
         if name not in self.data:
             raise InvalidInputError(
@@ -73,12 +73,12 @@ class Federation:
         clients: The clients.
         trainer: Applies a model, and trains it on the server.
         schedule: Participants of the rounds, and their shares.
-        local: How a client trains in a round.
+        local: Settings of a client's training in a round.
         scales: Factors by which clients multiply their updates before sending.
-        select: Marks which updates of a round are kept, and says whether the others
-            count; None if all are.
+        select: Marks the updates of a round that the ledger keeps; None if it keeps
+            all of them.
         server: Clean images of the server's own, without labels, as a model sees
-            them. Nothing is scored on them.
+            them. No score is measured on them.
         seed: Seed of the run.
     """
 

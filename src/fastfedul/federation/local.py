@@ -1,4 +1,4 @@
-"""One client's part of a round, wherever it is computed."""
+"""One client's part of a round, in whichever process it is computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastfedul.records import Model
 from fastfedul.rng import name_key, stream
 
 USERS_OWN = (Exception, SystemExit)
-"""Errors of a user's own code: a model may also try to end the program."""
+"""Errors of a user's own code; a model may even try to end the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class LocalResult:
     """A client's result of a round.
 
     Attributes:
-        delta: Local minus global parameters.
-        buffers: Its local buffers.
+        delta: The update: local minus global parameters.
+        buffers: Buffers of the local model.
     """
 
     delta: Params
@@ -68,7 +68,7 @@ def train_client(
 def predict_part(
     trainer: Trainer, model: Model, data: ClientData, begin: int, end: int
 ) -> Logits:
-    """Return a model's logits for some of the images.
+    """Return a model's logits for the images from `begin` to before `end`.
 
     Raises:
         TrainingError: If the model cannot be applied to them.

@@ -1,4 +1,4 @@
-"""Functions of the user's own that an option names."""
+"""Functions of a user's own that an option names as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastfedul.federation.local import USERS_OWN, one_line
 
 
 def is_own_function(name: str) -> bool:
-    """Return whether an option names a function, not something that is built in."""
+    """Return whether an option names a function, not a built-in name."""
     return ":" in name
 
 
@@ -22,7 +22,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
 
     Args:
         name: Value of the option.
-        what: What the function makes, such as `model`; for errors.
+        what: The product of the function, such as `model`; for errors.
 
     Raises:
         InvalidInputError: If the function cannot be imported.
@@ -34,14 +34,13 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module_name), function_name)
     except USERS_OWN as error:
-        # It is the user's module: whatever it raises is theirs to see.
         raise InvalidInputError(
-            f"cannot load the {what} {name!r}: {one_line(error)}; write "
+            f"cannot load the {what} {name!r:.80}: {one_line(error)}; write "
             "package.module:function for a function that Python can import"
         ) from None
     if not callable(found):
         raise InvalidInputError(
-            f"{name} is not a function; name one that makes the {what}"
+            f"{name:.80} is not a function; name one that makes the {what}"
         )
     function: Callable[..., Any] = found
     return function

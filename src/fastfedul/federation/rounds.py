@@ -1,8 +1,7 @@
 """Federated training, round by round: who takes part, and the server's step.
 
-Every draw has a stream of its own, keyed by round and client. So leaving a client out
-leaves its slot empty and changes nobody else's part, and a run can be taken up at any
-round.
+Every draw has a random stream of its own, keyed by round and client. So a client that
+is left out changes no other client's part, and a run can resume at any round.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from fastfedul.federation.replies import (
     judge,
 )
 from fastfedul.federation.trainer import TrainingError
-from fastfedul.params import Array, Params, weighted_sum
+from fastfedul.limits import require_choice, require_number
+from fastfedul.params import Array, Params, scale, weighted_sum
 from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
 from fastfedul.rng import name_key, stream
 
@@ -47,9 +47,10 @@ class Schedule:
 
     Attributes:
         seed: Seed of the run.
-        per_round: How many clients are drawn for a round; None for all.
-        dropout: Probability that a client that was drawn misses the round.
-        weighting: `size`: shares in proportion to the number of examples; `equal`.
+        per_round: Number of clients drawn for a round; None for all.
+        dropout: Probability that a drawn client misses the round.
+        weighting: `size`: shares in proportion to the number of examples; `equal`:
+            the same share for everybody.
     """
 
     seed: int
@@ -58,22 +59,16 @@ class Schedule:
     weighting: Weighting = "size"
 
     def __post_init__(self) -> None:
-        if self.per_round is not None and self.per_round < 1:
-            raise InvalidInputError(
-                f"{self.per_round} clients a round; choose 1 or more"
-            )
-        if not 0 <= self.dropout < 1:
-            raise InvalidInputError(
-                f"the dropout is {self.dropout:g}; choose 0 or more and below 1"
-            )
-        if self.weighting not in WEIGHTINGS:
-            raise InvalidInputError(
-                f"unknown weighting {self.weighting!r}; choose size or equal"
-            )
+        require_number("seed", self.seed, least=0, whole=True)
+        require_number(
+            "number of clients a round", self.per_round, least=1, whole=True, unset=True
+        )
+        require_number("dropout", self.dropout, least=0, below=1)
+        require_choice("weighting", self.weighting, WEIGHTINGS)
 
 
 LocalWork = Callable[[Model, int, Sequence[ClientId]], Sequence[LocalResult]]
-"""Trains some clients from a model in a round of a number; answers in their order."""
+"""Trains clients from a model in the round of a number; answers in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +100,22 @@ def run_rounds(
     local: LocalSGD | None = None,
     record: Callable[[Model, Round], Model] | None = None,
 ) -> Iterator[TrainedRound]:
-    """Yield the rounds with the models after them, each trained when it is asked for.
+    """Yield the rounds with the models after them; each round trains when it is due.
 
-    The same arguments give the same rounds, and starting later from the model of that
-    moment gives the same rest.
+    The same arguments give the same rounds. A start at a later round, from the model
+    before it, gives the same rounds from there on.
 
     Args:
-        work: Does the clients' training.
-        sizes: Number of examples of every client of the federation, also of
-            absent clients.
-        schedule: Participants of the rounds.
+        work: Trains the clients.
+        sizes: Number of examples of every client, absent clients included.
+        schedule: Participants of the rounds, and their shares.
         model: The model before the first of these rounds.
         stop: Number of the round to stop before.
         start: Number of the first round.
-        absent: Clients that are left out; their slots stay empty, and a round for
-            which nobody else was drawn is drawn again.
+        absent: Clients to leave out. Their slots stay empty; a round for which no
+            other client was drawn is drawn again.
         scales: Factors by which clients multiply their updates before sending.
-        select: Marks which updates are kept, and says whether the others count.
+        select: Marks the updates that the ledger keeps, and sets the round's `use`.
         local: How the clients train, for the record; None if unknown.
         record: Records a round and returns the model after it, such as the append of a
             ledger; None to compute the model alone.
@@ -227,7 +221,7 @@ def _judged(
 
 
 def model_after(rounds: Iterable[TrainedRound], model: Model) -> Model:
-    """Return the model after all of some rounds, given the model before them."""
+    """Return the model after the last round; without a round, the given model."""
     for trained in rounds:
         model = trained.model
     return model
@@ -240,11 +234,10 @@ def participants(
     absent: Set[ClientId] = frozenset(),
     draw: int = 0,
 ) -> tuple[ClientId, ...]:
-    """Return who takes part in a round, sorted by name.
+    """Return the participants of a round, sorted by name.
 
-    The draw is over all clients and each one drops out on its own, so that an absent
-    one is missing and nothing else changes. A round that would be left with nobody is
-    drawn again, as often as it takes: a round without participants teaches nothing.
+    The draw is over all clients, and each drops out on its own. So an absent client is
+    missing and nothing else changes. A round without any participant is drawn again.
 
     Args:
         clients: Everybody, also absent clients.
@@ -254,8 +247,8 @@ def participants(
         draw: How many draws of the round were discarded before.
 
     Raises:
-        InvalidInputError: If all clients are absent, or more are to be drawn than
-            there are.
+        InvalidInputError: If all clients are absent, or the schedule draws more
+            clients than there are.
     """
     if not set(clients) - absent:
         raise InvalidInputError("no client is left to train with")
@@ -296,9 +289,9 @@ def entered_weights(round_: Round) -> list[float]:
 
 
 def advance(model: Model, round_: Round) -> Model:
-    """Return the model after a round, in the very bits a ledger computes.
+    """Return the model after a round, equal to a ledger's model in every bit.
 
-    The updates are added in the order of the clients' names.
+    The updates add up in the order of the clients' names.
     """
     buffers = model.buffers if round_.buffers is None else round_.buffers
     ordered = sorted(
@@ -322,9 +315,9 @@ def average_buffers(
 ) -> Mapping[str, Array]:
     """Return the buffers after a round.
 
-    Floating-point buffers, such as the statistics of batch normalisation, are averaged
-    with the weights; of whole numbers, such as counters, the largest is taken. With no
-    weight at all they stay as they are.
+    A floating-point buffer, such as a batch-norm statistic, becomes the weighted mean.
+    A buffer of whole numbers, such as a counter, becomes the largest. Without any
+    weight the buffers stay as they are.
     """
     counted = [
         (own, weight) for own, weight in zip(local, weights, strict=True) if weight
@@ -366,6 +359,4 @@ def _drops_out(
 
 
 def _scaled(delta: Params, factor: float | None) -> Params:
-    if factor is None or factor == 1:
-        return delta
-    return Params(delta.layout, delta.flat * np.float32(factor))
+    return delta if factor is None else scale(delta, factor)

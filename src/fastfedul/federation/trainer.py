@@ -6,14 +6,14 @@ A function that makes a user's own trainer is called with the keywords `shape`,
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.errors import FastFedULError
+from fastfedul.limits import require_number
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import LocalSGD, Model
 
@@ -25,21 +25,21 @@ Logits = npt.NDArray[np.float32]
 
 
 class TrainingError(FastFedULError):
-    """A client could not be trained; the rounds before are untouched."""
+    """A client's training failed; the ledger keeps the rounds before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """How a client trains in a round: SGD over its own examples, batch by batch.
+    """A client's training in a round: SGD over its own examples, batch by batch.
 
     Attributes:
-        epochs: How often it goes through its examples; 0.5 for half of the batches.
-        batch_size: Examples of a step; the last batch of an epoch may be smaller, and a
-            single example that is left over joins the batch before.
-        lr: Learning rate.
-        momentum: Share of the last step's direction that is kept; starts again in
-            every round.
-        weight_decay: Multiple of the parameters that is added to their gradient.
+        epochs: Passes of a client over its examples; 0.5 for half of the batches.
+        batch_size: Examples of one SGD step. The last batch of an epoch may be smaller;
+            a single example that is left over joins the batch before.
+        lr: Learning rate of SGD.
+        momentum: Share of the last step's direction that SGD keeps, 0 to below 1. The
+            direction starts at zero in every round.
+        weight_decay: Multiple of the parameters that SGD adds to their gradient.
     """
 
     epochs: float = 1
@@ -49,30 +49,12 @@ class LocalTraining:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epochs) and self.epochs > 0):
-            raise InvalidInputError(
-                f"the number of epochs is {self.epochs:g}; choose 1 or more"
-            )
-        if self.batch_size < 1:
-            raise InvalidInputError(
-                f"the batch size is {self.batch_size}; choose 1 or more"
-            )
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise InvalidInputError(
-                f"the learning rate is {self.lr:g}; choose a number above 0"
-            )
-        if not 0 <= self.momentum < 1:
-            raise InvalidInputError(
-                f"the momentum is {self.momentum:g}; choose 0 or more and below 1"
-            )
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise InvalidInputError(
-                f"the weight decay is {self.weight_decay:g}; choose 0 or more"
-            )
+        _ = self.sgd
+        require_number("weight decay", self.weight_decay, least=0)
 
     @property
     def sgd(self) -> LocalSGD:
-        """The settings that the ledger records."""
+        """The settings that the ledger records, checked."""
         return LocalSGD(
             lr=self.lr,
             momentum=self.momentum,
@@ -82,14 +64,14 @@ class LocalTraining:
 
 
 AUTO = "auto"
-"""The name of whichever network suits the images."""
+"""Value of `--model` that lets the trainer choose a network for the images."""
 
 
 class Trainer(Protocol):
     """Trains and applies one kind of model.
 
-    It must be picklable, because worker processes get a copy, and its answers must
-    depend on nothing but the arguments: not on earlier calls, nor on the process.
+    It must be picklable, because every worker process gets a copy. Its answers must
+    depend on the arguments alone: not on earlier calls, nor on the process.
     """
 
     def initial(self, seed: int) -> Model:
@@ -106,16 +88,16 @@ class Trainer(Protocol):
         """Return the model after local training; the given one stays as it is.
 
         Args:
-            model: Where to start from.
+            model: Model to start from.
             inputs: Images as a model sees them, (number, channels, height, width); or
-                the rows of data that are no images, (number, values).
-            labels: Their class numbers.
+                rows of other data, (number, values).
+            labels: Class number of each example.
             rng: The only source of chance, for the order of the examples and the like.
-            local: How to train; None for the way of the federation.
+            local: Settings of the training; None for the federation's own.
         """
 
     def predict(self, model: Model, inputs: Inputs) -> Logits:
-        """Return a row per example, a column per class; the largest is the answer."""
+        """Return a row per example, a column per class; the largest value wins."""
 
 
 class TrainerMaker(Protocol):
@@ -134,9 +116,9 @@ class TrainerMaker(Protocol):
         Args:
             shape: Shape of one example: height, width and channels of an image, or the
                 number of values of a row.
-            num_classes: How many classes the labels have.
+            num_classes: Number of classes.
             model: Value of the option `--model`.
-            local: How a client trains, from the options.
+            local: Settings of the clients' training, from the options.
         """
 
 
@@ -162,7 +144,7 @@ class GradientTrainer(Trainer, Protocol):
         """Return the mean cross-entropy and its gradient in the parameters.
 
         Args:
-            model: Where.
+            model: The model.
             inputs: Images as a model sees them.
             targets: Class numbers, or a row of class probabilities for each image.
             temperature: Divisor of the logits before the softmax.
@@ -174,8 +156,9 @@ class ChannelTrainer(Trainer, Protocol):
     """A trainer whose model has convolutions that can be looked into."""
 
     def channels(self, model: Model, inputs: Inputs) -> dict[str, Array]:
-        """Return how active each channel of each convolution is on each image.
+        """Return the activity of each channel of each convolution on each image.
 
-        The activation is rectified and averaged over the image: a row per image, a
-        column per channel, under the name that the layer's parameters begin with.
+        The activity is the rectified activation, averaged over the image. Each layer
+        has a row per image and a column per channel, under the name that the layer's
+        parameters begin with.
         """

@@ -30,7 +30,7 @@ from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
 from fastfedul.ledger.views import PastView
 from fastfedul.methods.protocol import UnlearnRequest, needs_help
-from fastfedul.methods.registry import find_method
+from fastfedul.methods.registry import find_installed
 from fastfedul.params import Flat, norm
 from fastfedul.records import LogEntry
 
@@ -383,7 +383,7 @@ def _recompute(entry: LogEntry, log: Sequence[LogEntry], ledger: LedgerReader) -
     gone = {client for one in before for client in one.event.clients}
     chain = bytes.fromhex(details["chain_before"])
     past = PastView(ledger, details["recorded_rounds"], frozenset(gone), chain)
-    method = find_method(details["method"], details["settings"])
+    method = find_installed(details["method"], details["settings"])
     if needs_help(method):
         raise UnlearnRefusedError(f"{method.name} needs the help of clients")
     result = method(UnlearnRequest(past, frozenset(entry.event.clients)))

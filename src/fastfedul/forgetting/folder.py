@@ -1,7 +1,7 @@
 """The files beside a ledger that follow it: the run's model, and the certificates.
 
-The ledger decides. Whatever a crash left undone here is done by the next call, because
-every change of the ledger by forgetting begins and ends with `bring_up_to_date`.
+The ledger decides. After a crash the next call does the missing steps, because every
+forgetting begins and ends with `bring_up_to_date`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.store.model_files import read_note, write_model
 
 RUN_CONFIG = "config.toml"
-"""The file by which a folder is a run."""
+"""The file that makes a folder a run."""
 
 RUN_MODEL = "model.safetensors"
 """The file of a run that people deploy."""
@@ -25,9 +25,9 @@ _NOTE = "fastfedul-model"
 
 
 def run_model_of(ledger: Path) -> Path | None:
-    """Return the model file of a ledger's run; None if there is none to follow it.
+    """Return the model file of a ledger's run; None if there is none.
 
-    A ledger that is in no run has none, nor has a run that is not trained to its end.
+    A ledger outside a run has none, and a run has none before its training ends.
     """
     place = ledger.parent / RUN_MODEL
     in_run = (ledger.parent / RUN_CONFIG).is_file()
@@ -42,23 +42,19 @@ def write_run_model(ledger: LedgerReader, place: Path) -> None:
 def bring_up_to_date(
     ledger: LedgerReader, key: SigningKey | None, certificates: Path | None = None
 ) -> tuple[Path, ...]:
-    """Bring the files beside the ledger up to date with it.
+    """Return the files that this call brought up to date with the ledger.
 
-    That is the run's model file, if it holds another model than the ledger, and every
-    certificate that the log calls for and that is missing, or not signed although
-    there is a key.
+    These are the run's model file, if it has another model than the ledger, and the
+    certificates of the log that are missing, or unsigned although there is a key.
 
     Args:
         ledger: The ledger.
-        key: Signs certificates; without one they say that they are not signed.
-        certificates: Folder of the certificates; None for the usual one.
-
-    Returns:
-        The files written.
+        key: Key that signs certificates; None for certificates without a signature.
+        certificates: Folder of the certificates; None for the usual folder.
 
     Raises:
-        FastFedULError: If a file cannot be written. The ledger's record stays
-            recorded, and the next call writes the file.
+        FastFedULError: If a file cannot be written. The ledger keeps its record, and
+            the next call writes the file.
     """
     written: list[Path] = []
     place = run_model_of(ledger.path)
@@ -67,8 +63,8 @@ def bring_up_to_date(
             write_run_model(ledger, place)
         except FastFedULError as error:
             raise FastFedULError(
-                f"the ledger has the new model, but {place} still holds the old one: "
-                f"{error}; see to it and repeat the command"
+                f"the ledger has the new model, but {place} still holds the old model: "
+                f"{error}; mend the cause and repeat the command"
             ) from None
         written.append(place)
     folder = certificates_folder(ledger.path) if certificates is None else certificates

@@ -1,7 +1,7 @@
-"""Applies the requests to forget that wait in a ledger, and certifies each one.
+"""Requests to forget: files them in a ledger, and answers the waiting ones.
 
-Forgetting, erasing and the request's new state are one transaction of the ledger. The
-files beside the ledger follow; if a crash prevents that, the next call does it.
+Forgetting, erasing and the request's new state are one transaction of the ledger. Each
+applied request has a certificate.
 """
 
 from __future__ import annotations
@@ -17,27 +17,22 @@ from fastfedul.errors import (
     UnlearnRefusedError,
 )
 from fastfedul.federation.clients import Federation
-from fastfedul.forgetting.certificates import certificates_folder
-from fastfedul.forgetting.folder import bring_up_to_date
-from fastfedul.forgetting.service import Accept, Forgetting, Key, forget
-from fastfedul.forgetting.signing import find_key
-from fastfedul.ledger.changes.requests import add_request as file_request
-from fastfedul.ledger.changes.requests import cancel_request, refuse_request
+from fastfedul.forgetting.service import (
+    Accept,
+    Forgetting,
+    Key,
+    LedgerFiles,
+    forget,
+    require_accept,
+    usual_method,
+)
+from fastfedul.ledger.changes import requests as rows
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
-from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.limits import require_number, require_path, require_type
 from fastfedul.methods.protocol import Method, needs_help, require_usable
-from fastfedul.methods.registry import find_method, method_names, require_method
+from fastfedul.methods.registry import find_installed
 from fastfedul.records import ClientId, ForgetRequest
-
-__all__ = [
-    "AppliedRequest",
-    "add_request",
-    "apply_requests",
-    "cancel_request",
-    "has_waiting",
-    "method_for",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +59,9 @@ class AppliedRequest:
 
 
 def has_waiting(ledger: DiskLedger) -> bool:
-    """Return whether anybody is waiting to be forgotten; cheap enough for every round.
+    """Return whether a request waits; cheap enough for every round.
 
-    A request may be filed by another process at any time.
+    Another process may file a request at any time.
     """
     return bool(ledger.waiting())
 
@@ -79,57 +74,60 @@ def add_request(
     method: str | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> ForgetRequest:
-    """File the request to forget a client; when this returns, it survives power loss.
+    """Return a new request to forget a client; it survives a loss of power.
 
-    It waits until the process that writes to the ledger is between two changes.
+    The call waits until the process that writes to the ledger is between two changes.
 
     Args:
         path: A ledger, or the run that contains it.
         client: Client to forget.
-        reason: Why, in the words of the person who asks. It stays in the ledger and in
-            the certificate for good.
-        method: Name of the method to use; None for the choice of the operator who
+        reason: The reason in the words of the person who asks. It stays in the ledger
+            and in the certificate for good.
+        method: Name of an installed method; None for the choice of the operator who
             applies the request.
-        settings: Settings of that method, as JSON values.
+        settings: Settings of this method, as JSON values.
 
     Raises:
         UnknownClientError: If the ledger has never seen the client.
-        InvalidInputError: If the client is forgotten already, a request for it is
-            waiting, or the method cannot be used for a request.
+        InvalidInputError: If the client is forgotten already, a request for it waits,
+            or a request cannot ask for the method.
     """
+    path = require_path(path)
     check_name(client)
-    if settings is not None and not isinstance(settings, Mapping):
-        raise InvalidInputError(f"settings are names with values, not {settings!r:.60}")
+    if reason is not None:
+        require_type("the reason of a request", reason, str, "text")
+    if settings is not None:
+        require_type("settings", settings, Mapping, "a mapping by name")
     if method is None and settings:
         raise InvalidInputError("settings need the name of their method; name it")
-    if method is not None:
-        _check_method(method, settings or {})
-    return file_request(path, client, reason, method, settings)
+    if method is not None and needs_help(find_installed(method, settings)):
+        raise InvalidInputError(
+            f"{method} needs the help of clients, which a request cannot count on; use "
+            "a method that needs the ledger alone, as the default method"
+        )
+    return rows.add_request(path, client, reason, method, settings)
 
 
-def _check_method(name: str, settings: Mapping[str, object]) -> None:
-    """Raise unless a request may ask for a method.
+def cancel_request(path: Path | str, number: int) -> ForgetRequest:
+    """Return a waiting request that this call cancels.
 
-    The process that applies the request loads it, so it must be an installed method:
-    a request names no code of its own.
+    Args:
+        path: A ledger, or the run that contains it.
+        number: Number of the request.
+
+    Raises:
+        InvalidInputError: If no request has this number, or it does not wait.
     """
-    if name not in method_names():
-        raise InvalidInputError(
-            f"a request takes an installed method, not {name!r:.60}; `fastfedul "
-            "methods` lists them"
-        )
-    if needs_help(find_method(name, settings)):
-        raise InvalidInputError(
-            f"{name} needs the help of clients, which a request cannot count on; use "
-            f"{FastFedUL.name}"
-        )
+    path = require_path(path)
+    require_number("number of a request", number, least=1, below=2**63, whole=True)
+    return rows.cancel_request(path, number)
 
 
 def method_for(request: ForgetRequest, usual: Method) -> Method:
-    """Return the method that a request asks for, else the usual one."""
+    """Return the method that a request asks for, or the usual method."""
     if request.method is None:
         return usual
-    return find_method(request.method, request.settings)
+    return find_installed(request.method, request.settings)
 
 
 def apply_requests(
@@ -139,36 +137,36 @@ def apply_requests(
     erase: bool = True,
     federation: Federation | None = None,
     key: Key = "usual",
-    certificates: Path | None = None,
+    certificates: Path | str | None = None,
     accept: Accept | None = None,
 ) -> tuple[AppliedRequest, ...]:
-    """Apply all waiting requests, one by one in the order of asking.
+    """Return the requests that this call answers, in the order of asking.
 
-    Each is a call of `forget`: train on from `ledger.final`. A request that the method
-    refuses becomes a refused request with the reason, and the next one is taken up. A
-    request that somebody cancels meanwhile is passed over.
+    The call answers every waiting request by `forget`, so training goes on from
+    `ledger.final`. If the method refuses, the request becomes a refused request with
+    the reason, and the next request follows. The call passes over a request that
+    somebody cancels meanwhile.
 
     Args:
         ledger: A ledger open for writing, between two rounds.
-        method: The method for requests that ask for none; None for Fast-FedUL.
+        method: The method for requests that name none; None for Fast-FedUL.
         erase: Whether to erase the clients' updates too; else the ledger keeps them.
-        federation: The clients, for a method that needs their help.
-        key: Signs the certificates.
-        certificates: Folder of the certificates; None for the usual one.
-        accept: Called with the models before and after each forgetting. If it raises,
-            the request still waits, and so do the later ones.
-
-    Returns:
-        The requests that were applied or refused.
+        federation: The federation, for a method that needs its clients' help.
+        key: Key that signs the certificates.
+        certificates: Folder of the certificates; None for the usual folder.
+        accept: Gets the models before and after each forgetting. If it raises, this
+            request and the later ones still wait.
     """
-    method = require_method(method or FastFedUL())
-    used = find_key() if key == "usual" else key
-    folder = certificates or certificates_folder(ledger.path)
-    bring_up_to_date(ledger, used, folder)
+    method = usual_method(method)
+    require_type("erase", erase, bool, "True or False")
+    require_accept(accept)
+    require_type("the ledger", ledger, DiskLedger, "a fastfedul.DiskLedger")
+    files = LedgerFiles.of(ledger, key, certificates)
+    files.follow()
     done = []
     for request in ledger.waiting():
         if request.method is None:
-            # A request must not be refused because of the operator's option.
+            # An operator's option must not refuse a person's request.
             try:
                 require_usable(method, ledger, federation)
             except InvalidInputError as error:
@@ -180,8 +178,8 @@ def apply_requests(
                 method_for(request, method),
                 erase=erase,
                 federation=federation,
-                key=used,
-                certificates=folder,
+                key=files.key,
+                certificates=files.certificates,
                 accept=accept,
                 request=request.number,
             )
@@ -193,7 +191,7 @@ def apply_requests(
             raise
         except (UnlearnRefusedError, InvalidInputError) as error:
             try:
-                answered = refuse_request(ledger, request.number, str(error))
+                answered = rows.refuse_request(ledger, request.number, str(error))
             except RequestClosedError:
                 continue
             done.append(AppliedRequest(answered, None))

@@ -1,13 +1,12 @@
 """Forgets clients for good: one way for Python, commands, requests and Flower.
 
-A forgetting is computed, committed to the ledger in one transaction, and then the
-files beside the ledger follow: the run's model file and the certificate. If a crash
-comes between, the next call lets them follow.
+The method computes the forgetting, and one transaction commits it to the ledger. Then
+the service updates the files beside the ledger: the run's model file and the
+certificate. After a crash the next call does the missing steps.
 """
 
 from __future__ import annotations
 
-import html
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,14 @@ from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.lookalikes import lookalike_warnings
-from fastfedul.ledger.protocol import Ledger, WritableLedger, require_known, state_of
+from fastfedul.ledger.protocol import (
+    Ledger,
+    WritableLedger,
+    require_known,
+    require_ledger,
+    state_of,
+)
+from fastfedul.limits import require_number, require_path, require_type, show
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
     Method,
@@ -34,35 +40,36 @@ from fastfedul.methods.protocol import (
     method_settings,
 )
 from fastfedul.methods.registry import require_method
+from fastfedul.notebook import facts_to_html
 from fastfedul.params import norm
 from fastfedul.records import ClientId, Model
 
 Accept = Callable[[Model, Model], None]
-"""Called with the model before and after; raises to keep the ledger as it is."""
+"""Gets the models before and after; raises to leave the ledger as it is."""
 
 Key = SigningKey | None | Literal["usual"]
-"""Signs certificates: a key, none, or the key of the usual place if there is one."""
+"""Key that signs certificates: a key, none, or the key at the usual place."""
 
 NOBODY_STAYS = (
-    "nobody stays: without these clients no client is left whose training the model "
-    "could rest on, so it is close to the first model"
+    "nobody stays: the cleaned model rests on no client's training, so it is close to "
+    "the first model"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forgetting:
-    """Result of forgetting, done or previewed.
+    """A forgetting, done or previewed.
 
     Attributes:
-        clients: Clients that were forgotten, or would be.
+        clients: Clients that the forgetting concerns.
         model: The cleaned model.
-        result: Result of the method; None if updates were only erased.
-        rounds: Rounds in which any of them took part.
-        coverage: Part of their share in the model whose updates were kept, 0 to 1.
-        coverage_by_client: The same for each client.
+        result: Result of the method; None if the service only erased updates.
+        rounds: Number of rounds with at least one of the clients.
+        coverage: Kept part of the clients' share in the model, 0 to 1.
+        coverage_by_client: Kept part of each client's share, 0 to 1.
         delta_norm: Length of the difference between the models.
-        committed: Whether the ledger was changed.
-        erased: Whether the clients' updates were erased from the ledger.
+        committed: Whether the ledger has changed.
+        erased: Whether the ledger has lost the clients' updates.
         certificate: File of the certificate; None for a ledger in memory or a preview.
         signed: Whether the certificate is signed.
         warnings: Sentences that a reader should know.
@@ -70,20 +77,20 @@ class Forgetting:
 
     clients: tuple[ClientId, ...]
     model: Model
-    result: UnlearnResult | None
+    result: UnlearnResult | None = None
     rounds: int
     coverage: float
     coverage_by_client: dict[ClientId, float]
-    delta_norm: float
-    committed: bool
-    erased: bool
-    certificate: Path | None
-    signed: bool
-    warnings: tuple[str, ...]
+    delta_norm: float = 0.0
+    committed: bool = False
+    erased: bool = False
+    certificate: Path | None = None
+    signed: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Time that the method took; 0 if updates were only erased."""
+        """Time of the method; 0 if the service only erased updates."""
         return self.result.seconds if self.result else 0.0
 
     def __str__(self) -> str:
@@ -97,16 +104,12 @@ class Forgetting:
             "rounds taken part in": self.rounds,
             "kept of their share": f"{self.coverage:.1%}",
             "model moved by": f"{self.delta_norm:.4g}",
-            "history": "erased" if self.erased else "kept",
+            "updates": "erased" if self.erased else "kept",
             "certificate": self.certificate or "none",
             **{f"warning {i + 1}": text for i, text in enumerate(self.warnings)},
         }
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-            for name, value in facts.items()
-        )
         done = "Forgotten" if self.committed else "Preview of forgetting"
-        return f"<table><caption>{done}</caption>{rows}</table>"
+        return facts_to_html(done, facts)
 
 
 def preview(
@@ -116,17 +119,21 @@ def preview(
     *,
     federation: Federation | None = None,
 ) -> Forgetting:
-    """Return the forgetting of clients as it would be; nothing changes.
+    """Return the forgetting of clients without doing it; nothing changes.
 
     Args:
         ledger: Any ledger.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
-        federation: The clients, for a method that needs their help.
+        federation: The federation, for a method that needs its clients' help.
+
+    Raises:
+        AlreadyForgottenError: If the clients were forgotten before.
+        UnlearnRefusedError: If the method refuses.
     """
     names = checked_names(ledger, clients)
     _require_active(ledger, names)
-    return _computed(ledger, names, method or FastFedUL(), federation)
+    return _computed(ledger, names, usual_method(method), federation)
 
 
 def forget(
@@ -137,36 +144,39 @@ def forget(
     erase: bool = True,
     federation: Federation | None = None,
     key: Key = "usual",
-    certificates: Path | None = None,
+    certificates: Path | str | None = None,
     accept: Accept | None = None,
     request: int | None = None,
 ) -> Forgetting:
-    """Take clients out of the model and the ledger, and bar them from later rounds.
+    """Return the forgetting of clients, done for good; later rounds refuse them.
 
-    In one transaction the cleaned model becomes the ledger's, the clients' updates are
-    erased, and requests that wait for them are applied. Then the run's model file is
-    replaced and the certificate written. If the clients were forgotten before and
-    their updates were kept, the updates are erased now.
+    One transaction gives the ledger the cleaned model, erases the clients' updates and
+    closes the requests that wait for these clients. Then the service replaces the run's
+    model file and writes the certificate. If the clients were forgotten before and the
+    ledger kept their updates, this call erases the updates.
 
     Args:
         ledger: A ledger open for writing.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
         erase: Whether to erase the clients' updates too; else the ledger keeps them.
-        federation: The clients, for a method that needs their help.
-        key: Signs the certificate.
-        certificates: Folder of the certificates; None for the usual one.
-        accept: Called with the models before and after; it raises to refuse.
-        request: Number of the request that this answers.
+        federation: The federation, for a method that needs its clients' help.
+        key: Key that signs the certificate.
+        certificates: Folder of the certificates; None for the usual folder.
+        accept: Gets the models before and after; raises to refuse the forgetting.
+        request: Number of the request that the forgetting answers.
 
     Raises:
-        AlreadyForgottenError: If they were forgotten, and erased if that is asked for.
+        AlreadyForgottenError: If the clients were forgotten and nothing is left to do.
         UnlearnRefusedError: If the method refuses; nothing has changed then.
     """
-    method = require_method(method or FastFedUL())
-    files = _Files.of(ledger, key, certificates)
-    files.follow()
+    method = usual_method(method)
+    require_type("erase", erase, bool, "True or False")
+    require_accept(accept)
+    require_number("number of a request", request, least=1, whole=True, unset=True)
+    files = LedgerFiles.of(ledger, key, certificates)
     names = checked_names(ledger, clients)
+    files.follow()
     if erase and _all_forgotten(ledger, names):
         return _erased(ledger, names, files)
     _require_active(ledger, names)
@@ -176,7 +186,7 @@ def forget(
         accept(ledger.final, found.model)
     result = found.result
     assert result is not None
-    # The current model is read for a method that gives no difference, and only then.
+    # A method without a difference costs one more reading of the current model.
     change = result.change(ledger.final) if result.delta is None else result.delta
     ledger.commit_forgetting(
         names,
@@ -187,7 +197,7 @@ def forget(
         request=request,
         computed_at=computed_at,
     )
-    return _committed(found, files.follow(), erased=erase)
+    return _committed(found, files, erased=erase)
 
 
 def erase(
@@ -195,26 +205,27 @@ def erase(
     clients: Iterable[ClientId],
     *,
     key: Key = "usual",
-    certificates: Path | None = None,
+    certificates: Path | str | None = None,
 ) -> Forgetting:
-    """Erase the updates of clients that were forgotten before; the model stays.
+    """Return the erasure of forgotten clients' updates, done; the model stays.
 
     Args:
         ledger: A ledger open for writing.
-        clients: Clients that were forgotten while their updates were kept.
-        key: Signs the certificate.
-        certificates: Folder of the certificates; None for the usual one.
+        clients: Forgotten clients whose updates the ledger kept.
+        key: Key that signs the certificate.
+        certificates: Folder of the certificates; None for the usual folder.
     """
-    files = _Files.of(ledger, key, certificates)
+    files = LedgerFiles.of(ledger, key, certificates)
+    names = checked_names(ledger, clients)
     files.follow()
-    return _erased(ledger, checked_names(ledger, clients), files)
+    return _erased(ledger, names, files)
 
 
 def describe(method: Method, found: Forgetting) -> dict[str, object]:
     """Return the entry of the ledger's log for a forgetting, as JSON values.
 
-    A certificate is made from this alone, also by another process after a crash.
-    Coverages are in the order of the clients, whose names stand elsewhere.
+    The entry is enough to write the certificate, even for another process after a
+    crash. Coverages follow the order of the clients; the entry does not name them.
     """
     assert found.result is not None
     return {
@@ -229,21 +240,42 @@ def describe(method: Method, found: Forgetting) -> dict[str, object]:
     }
 
 
+def usual_method(method: Method | None) -> Method:
+    """Return the given method, or Fast-FedUL for None.
+
+    Raises:
+        InvalidInputError: If the given object is no method.
+    """
+    return FastFedUL() if method is None else require_method(method)
+
+
+def require_accept(accept: object) -> None:
+    """Raise unless a caller's own check can be called."""
+    if accept is not None and not callable(accept):
+        raise InvalidInputError(
+            f"accept is a function of two models, not {show(accept)}"
+        )
+
+
 def checked_names(ledger: Ledger, clients: Iterable[ClientId]) -> tuple[ClientId, ...]:
     """Return the names of known clients, sorted, none twice.
 
     Raises:
-        InvalidInputError: If it is no list of names, or nobody is named.
+        InvalidInputError: If the caller gives no list of names, or an empty one.
         UnknownClientError: If the ledger never saw a client.
     """
+    require_ledger(ledger)
     if isinstance(clients, str):
         raise InvalidInputError(
-            f"{clients!r:.80} is one name, and a list of names is wanted: "
-            f"[{clients!r:.80}]"
+            f"{show(clients)} is one name, and a list of names is wanted: "
+            f"[{show(clients)}]"
         )
-    if not isinstance(clients, Iterable):
-        raise InvalidInputError(f"clients are a list of names, not {clients!r:.80}")
-    given = list(clients)
+    try:
+        given = list(clients)
+    except TypeError:
+        raise InvalidInputError(
+            f"clients are a list of names, not {show(clients)}"
+        ) from None
     for name in given:
         check_name(name)
     names = tuple(sorted(set(given)))
@@ -254,12 +286,12 @@ def checked_names(ledger: Ledger, clients: Iterable[ClientId]) -> tuple[ClientId
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """The files beside a ledger, if it is one on disk.
+class LedgerFiles:
+    """The files beside a ledger; a ledger in memory has none.
 
     Attributes:
-        ledger: The ledger on disk; None for one in memory.
-        key: Signs certificates, if there is one.
+        ledger: The ledger on disk; None for a ledger in memory.
+        key: Key that signs certificates, if there is one.
         certificates: Folder of the certificates.
     """
 
@@ -268,25 +300,34 @@ class _Files:
     certificates: Path
 
     @classmethod
-    def of(cls, ledger: WritableLedger, key: Key, certificates: Path | None) -> _Files:
+    def of(
+        cls, ledger: WritableLedger, key: Key, certificates: Path | str | None
+    ) -> LedgerFiles:
+        """Return the files beside a ledger that is open for writing.
+
+        Raises:
+            InvalidInputError: If an argument is of a wrong type.
+        """
+        require_ledger(ledger, writable=True)
+        if not (key is None or hasattr(key, "sign") or isinstance(key, str)):
+            raise InvalidInputError(f"a key is a SigningKey or None, not {show(key)}")
+        if isinstance(key, str) and key != "usual":
+            raise InvalidInputError(
+                "a key is no text; read a key file with fastfedul.forgetting.signing"
+            )
+        folder = None if certificates is None else require_path(certificates)
         if not isinstance(ledger, DiskLedger):
             return cls(None, None, Path())
         used = find_key() if key == "usual" else key
-        folder = certificates or certificates_folder(ledger.path)
-        return cls(ledger, used, folder)
+        return cls(ledger, used, folder or certificates_folder(ledger.path))
 
-    def follow(self) -> tuple[Path, bool] | None:
-        """Bring the files up to date; return the newest certificate, if there is one.
-
-        With it comes whether it is signed.
-        """
+    def follow(self) -> Path | None:
+        """Bring the files up to date; return the newest certificate, if any."""
         if self.ledger is None:
             return None
-        log = self.ledger.log()
-        if not log:
-            return None
         bring_up_to_date(self.ledger, self.key, self.certificates)
-        return certificate_path(self.certificates, log[-1]), self.key is not None
+        log = self.ledger.log()
+        return certificate_path(self.certificates, log[-1]) if log else None
 
 
 def _computed(
@@ -295,72 +336,66 @@ def _computed(
     method: Method,
     federation: Federation | None,
 ) -> Forgetting:
-    """Return the answer of a method, with the ledger's facts about the clients."""
+    """Return a method's answer, with the ledger's facts about the clients."""
+    if federation is not None:
+        require_type("the federation", federation, Federation, "a Federation")
     request = UnlearnRequest(ledger, frozenset(names), federation)
-    result = measured(require_method(method), request)
+    result = measured(method, request)
     # Read after the call, so that it takes no memory while the method works.
     current = ledger.final
-    model = result.model(current)
+    return replace(
+        _described(ledger, names, result.model(current)),
+        result=result,
+        delta_norm=norm(result.change(current).flat),
+        warnings=(
+            *lookalike_warnings(names, ledger.clients()),
+            *(() if request.stayers else (NOBODY_STAYS,)),
+            *result.warnings,
+        ),
+    )
+
+
+def _described(ledger: Ledger, names: tuple[ClientId, ...], model: Model) -> Forgetting:
+    """Return the ledger's facts about the clients, as of a forgetting to be done."""
     updates = {name: ledger.updates_of(name) for name in names}
     together = [update for own in updates.values() for update in own]
-    warnings = result.warnings if request.stayers else (NOBODY_STAYS, *result.warnings)
-    warnings = (*lookalike_warnings(names, ledger.clients()), *warnings)
     return Forgetting(
         clients=names,
         model=model,
-        result=result,
         rounds=len({update.round for update in together}),
         coverage=coverage_of(together),
         coverage_by_client={name: coverage_of(own) for name, own in updates.items()},
-        delta_norm=norm(result.change(current).flat),
-        committed=False,
-        erased=False,
-        certificate=None,
-        signed=False,
-        warnings=warnings,
     )
 
 
 def _erased(
-    ledger: WritableLedger, names: tuple[ClientId, ...], files: _Files
+    ledger: WritableLedger, names: tuple[ClientId, ...], files: LedgerFiles
 ) -> Forgetting:
-    updates = {name: ledger.updates_of(name) for name in names}
-    together = [update for own in updates.values() for update in own]
-    found = Forgetting(
-        clients=names,
-        model=ledger.final,
-        result=None,
-        rounds=len({update.round for update in together}),
-        coverage=coverage_of(together),
-        coverage_by_client={name: coverage_of(own) for name, own in updates.items()},
-        delta_norm=0.0,
-        committed=False,
-        erased=False,
-        certificate=None,
-        signed=False,
-        warnings=(),
-    )
+    found = _described(ledger, names, ledger.final)
     ledger.commit_erasure(names, {"software": _versions()})
-    return _committed(found, files.follow(), erased=True)
+    return _committed(found, files, erased=True)
 
 
-def _committed(
-    found: Forgetting, certificate: tuple[Path, bool] | None, *, erased: bool
-) -> Forgetting:
-    path, signed = certificate or (None, False)
+def _committed(found: Forgetting, files: LedgerFiles, *, erased: bool) -> Forgetting:
+    """Return a committed forgetting, after the files beside the ledger followed."""
+    certificate = files.follow()
     return replace(
-        found, committed=True, erased=erased, certificate=path, signed=signed
+        found,
+        committed=True,
+        erased=erased,
+        certificate=certificate,
+        signed=certificate is not None and files.key is not None,
     )
 
 
 def _all_forgotten(ledger: Ledger, names: Sequence[ClientId]) -> bool:
-    """Return whether all of these were forgotten and none of them was erased."""
+    """Return whether all these clients are forgotten, with updates in the ledger."""
     known = ledger.clients()
     return all(known[name].state == "forgotten" for name in names)
 
 
 def _require_active(ledger: Ledger, names: Sequence[ClientId]) -> None:
-    """Raise unless all of these can be forgotten now."""
+    """Raise unless all these clients are still in the model."""
     known = ledger.clients()
     late = [name for name in names if known[name].state != "active"]
     if not late:
@@ -369,7 +404,7 @@ def _require_active(ledger: Ledger, names: Sequence[ClientId]) -> None:
     if len(late) < len(names):
         raise InvalidInputError(
             f"client {late[0]!r:.80} was forgotten before and others were not; name "
-            "only clients that are still there"
+            "only active clients"
         )
     how = "erased" if state == "erased" else "kept"
     raise AlreadyForgottenError(

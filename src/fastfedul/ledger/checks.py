@@ -6,6 +6,7 @@ Nothing is written until all of this has passed, in memory and on disk alike.
 from __future__ import annotations
 
 import math
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.model_arrays import supported_buffer
 from fastfedul.ledger.store.streaming import run_blocks
+from fastfedul.limits import require_choice, show
 from fastfedul.params import (
     Array,
     Flat,
@@ -42,6 +44,7 @@ from fastfedul.records import (
 STEP_TOLERANCE = 1e-4
 """How far, relative to its norm, a step may be from the updates' weighted mean."""
 
+_LARGEST_DOUBLE = sys.float_info.max
 _SHARE_TOLERANCE = 1e-6
 _LONGEST_NAME = 65_536
 
@@ -98,15 +101,14 @@ def prepare(
     round_ = require_round(round_)
     if not isinstance(round_.index, int | np.integer):
         raise InvalidInputError(
-            f"the number of a round is a whole number, not {round_.index!r:.40}"
+            f"the number of a round is a whole number, not {show(round_.index)}"
         )
     index = int(round_.index)
     if index != num_rounds:
         raise InvalidInputError(
-            f"round {round_.index} is out of order; the next one is {num_rounds}"
+            f"round {show(index)} is out of order; the next one is {num_rounds}"
         )
-    if round_.use not in ("store", "aggregate"):
-        raise InvalidInputError(f"use is store or aggregate, not {round_.use!r}")
+    require_choice("use of a round", round_.use, ("store", "aggregate"))
     layout = settings.layout
     if settings.aggregation != MEAN and round_.use == "aggregate":
         raise InvalidInputError("aggregating a sample needs the weighted mean")
@@ -165,21 +167,22 @@ def require_round(given: object) -> Round:
             raise InvalidInputError(
                 f"an update is a fastfedul.ClientUpdate, not a {type(update).__name__}"
             )
-        name = f"{update.client!r:.80}"
+        name = show(update.client)
         for what in ("share", "keep_probability"):
             value = getattr(update, what)
-            if not isinstance(value, int | float | np.integer | np.floating):
+            number = isinstance(value, int | float | np.integer | np.floating)
+            if not number or abs(value) > _LARGEST_DOUBLE:
                 raise InvalidInputError(
                     f"the {what.replace('_', ' ')} of client {name} is a number, not "
-                    f"{value!r:.40}"
+                    f"{show(value)}"
                 )
         if not isinstance(update.kept, bool | np.bool_):
             raise InvalidInputError(
-                f"kept of client {name} is True or False, not {update.kept!r:.40}"
+                f"kept of client {name} is True or False, not {show(update.kept)}"
             )
     if given.local is not None and not isinstance(given.local, LocalSGD):
         raise InvalidInputError(
-            f"local training is a fastfedul.LocalSGD, not {given.local!r:.40}"
+            f"local training is a fastfedul.LocalSGD, not {show(given.local)}"
         )
     return replace(given, updates=updates)
 
@@ -199,7 +202,7 @@ def _local(given: LocalSGD | None) -> LocalSGD | None:
 def check_name(client: ClientId) -> None:
     """Raise unless a client name is text that can be stored and has one spelling."""
     if not isinstance(client, str) or not client:
-        raise InvalidInputError(f"a client name is text, not {client!r:.80}")
+        raise InvalidInputError(f"a client name is text, not {show(client)}")
     try:
         size = len(client.encode())
     except UnicodeEncodeError:
@@ -225,7 +228,7 @@ def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str,
         return current.buffers
     if not isinstance(round_.buffers, Mapping):
         raise InvalidInputError(
-            f"buffers are a mapping of names to arrays, not {round_.buffers!r:.40}"
+            f"buffers are a mapping of names to arrays, not {show(round_.buffers)}"
         )
     if set(round_.buffers) != set(current.buffers):
         wrong = set(round_.buffers) ^ set(current.buffers)
@@ -359,7 +362,7 @@ def _flat(value: Mapping[str, Array], layout: Layout, what: str) -> Flat:
         raise InvalidInputError(f"{what}: {error}") from None
     except (TypeError, ValueError, AttributeError):
         raise InvalidInputError(
-            f"{what} is a mapping of names to arrays, not {value!r:.40}"
+            f"{what} is a mapping of names to arrays, not {show(value)}"
         ) from None
 
 

@@ -28,7 +28,7 @@ from fastfedul.errors import (
     UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
-from fastfedul.files import as_path, sync_folder
+from fastfedul.files import sync_folder
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
 from fastfedul.ledger.changes.compact import (
@@ -94,6 +94,7 @@ from fastfedul.ledger.store.schema import (
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
+from fastfedul.limits import require_path
 from fastfedul.notebook import ledger_to_html
 from fastfedul.params import Flat, Layout, Params
 from fastfedul.records import (
@@ -144,7 +145,7 @@ class LedgerReader:
             custom: The caller's own aggregations by name.
             write: Whether rows of requests are to be written.
         """
-        self.path = find_ledger(as_path(path))
+        self.path = find_ledger(require_path(path))
         self.index = Index(self.path / INDEX, write=write)
         try:
             with self.index.reading():

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.limits import require_number, require_type
 from fastfedul.params import norm
 from fastfedul.records import History, KeepUse, Round
 from fastfedul.rng import stream
@@ -45,6 +46,10 @@ class Keep:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_type("the keeping policy", self.policy, str, "text")
+        require_type("use", self.use, str, "store or aggregate")
+        require_number("number of updates", self.count, whole=True, unset=True)
+        require_number("seed", self.seed, least=0, whole=True)
         if self.policy not in POLICIES:
             raise InvalidInputError(
                 f"unknown keeping policy {self.policy!r}; choose {', '.join(POLICIES)}"
@@ -71,6 +76,7 @@ class Keep:
         >>> Keep.parse("optimal:5").count
         5
         """
+        require_type("a keeping policy", text, str, "text, such as optimal:5")
         policy, colon, count = text.partition(":")
         whole = count.isascii() and count.isdecimal() and len(count) < 10
         counted = policy != "all" and whole

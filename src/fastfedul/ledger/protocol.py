@@ -17,6 +17,7 @@ from fastfedul.errors import (
     name_some,
 )
 from fastfedul.ledger.settings import LedgerSettings
+from fastfedul.limits import require_number, show
 from fastfedul.params import Array, Flat, Params
 from fastfedul.records import (
     ClientEntry,
@@ -163,6 +164,19 @@ def require_state(ledger: Ledger, state: LedgerState | None) -> None:
         )
 
 
+def require_ledger(ledger: object, *, writable: bool = False) -> None:
+    """Raise unless an object is a ledger, and open for writing if that is needed."""
+    if not hasattr(ledger, "updates_of"):
+        raise InvalidInputError(
+            f"{show(ledger)} is no ledger; open one with fastfedul.DiskLedger(path)"
+        )
+    if writable and not hasattr(ledger, "commit_forgetting"):
+        raise InvalidInputError(
+            "the ledger is open for reading only; open it with "
+            "fastfedul.DiskLedger(path)"
+        )
+
+
 def vector(ledger: Ledger, ref: VectorRef) -> Flat:
     """Return one stored vector."""
     flat: Flat = ledger.combine([ref], [[1.0]]).sums[0]
@@ -197,10 +211,11 @@ def params_at(ledger: Ledger, index: int) -> Params:
     Raises:
         LedgerError: If the ledger keeps sums, for all but the first and the last.
     """
+    require_ledger(ledger)
+    require_number("number of a round", index, whole=True)
     if not 0 <= index <= ledger.num_rounds:
         raise InvalidInputError(
-            f"there is no model before round {index}; rounds are 0 to "
-            f"{ledger.num_rounds - 1}"
+            f"there is no model before round {show(index)}; {_rounds(ledger)}"
         )
     if index == 0 and 0 not in ledger.adjustments():
         return ledger.initial.params
@@ -214,6 +229,10 @@ def params_at(ledger: Ledger, index: int) -> Params:
 
 def read_round(ledger: Ledger, index: int) -> Round:
     """Return a recorded round with its arrays, shares as of today."""
+    require_ledger(ledger)
+    require_number("number of a round", index, least=0, whole=True)
+    if index >= ledger.num_rounds:
+        raise InvalidInputError(f"there is no round {show(index)}; {_rounds(ledger)}")
     require_rounds(ledger, "the vectors of a round")
     entries = ledger.updates_in(index)
     remaining = 1 - ledger.rounds()[index].removed_share
@@ -227,6 +246,11 @@ def read_round(ledger: Ledger, index: int) -> Round:
         use=ledger.rounds()[index].use,
         local=ledger.rounds()[index].local,
     )
+
+
+def _rounds(ledger: Ledger) -> str:
+    last = ledger.num_rounds - 1
+    return f"rounds are 0 to {last}" if last >= 0 else "the ledger has no round yet"
 
 
 def _read_update(ledger: Ledger, entry: UpdateEntry, share: float) -> ClientUpdate:

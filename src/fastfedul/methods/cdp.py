@@ -16,7 +16,6 @@ clients that stay train on for some rounds to repair the rest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -25,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.data.dataset import choose, to_model_input
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.local import LocalResult
-from fastfedul.federation.rounds import model_after, run_rounds
 from fastfedul.federation.trainer import ChannelTrainer, Labels
+from fastfedul.limits import require_number
 from fastfedul.methods.protocol import (
     Needs,
     RunFacts,
@@ -37,6 +36,7 @@ from fastfedul.methods.protocol import (
     UnlearnResult,
     federation_of,
 )
+from fastfedul.methods.steps import train_on
 from fastfedul.params import Array, Layout, Params
 from fastfedul.records import ClientId, Model
 from fastfedul.rng import name_key, stream
@@ -47,11 +47,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ClassActivity:
-    """How active the channels are on average on images of each class.
+    """Mean activity of the channels on the images of each class.
 
     Attributes:
-        classes: Class numbers, ascending; only those with an image.
-        counts: Number of images of each.
+        classes: Numbers of the classes with an image, ascending.
+        counts: Number of images of each class.
         layers: A, by the name of the layer: a row per class, a column per channel.
     """
 
@@ -61,7 +61,7 @@ class ClassActivity:
 
 
 def class_means(labels: Labels, channels: Mapping[str, Array]) -> ClassActivity:
-    """Return the averages of one client's images; nothing finer leaves it."""
+    """Return the means over one client's images; nothing finer leaves the client."""
     classes, counts = np.unique(labels, return_counts=True)
     layers = {
         layer: np.stack(
@@ -73,9 +73,9 @@ def class_means(labels: Labels, channels: Mapping[str, Array]) -> ClassActivity:
 
 
 def joined(answers: Sequence[ClassActivity]) -> ClassActivity:
-    """Return the averages over all clients' images.
+    """Return the means over all clients' images.
 
-    A class that a client lacks does not count as one on which nothing is active.
+    A client without images of a class has no influence on the mean of this class.
     """
     classes = np.unique(np.concatenate([answer.classes for answer in answers]))
     places = [np.searchsorted(classes, answer.classes) for answer in answers]
@@ -118,7 +118,7 @@ def top_channels(scores: Mapping[str, Array], sparsity: float) -> tuple[Channel,
 
 
 def channel_mask(layout: Layout, channels: Sequence[Channel]) -> Mask:
-    """Return where the flat vector holds weights and biases of these channels."""
+    """Return a mask of the weights and biases of these channels in the flat vector."""
     names = {slot.name for slot in layout.slots}
     mask = np.zeros(layout.size, np.bool_)
     for layer, channel in channels:
@@ -136,12 +136,12 @@ class CDP:
     """Cuts off the channels of the class that the attackers want, then repairs.
 
     Attributes:
-        label: The class to remove. Against a backdoor, the one the attackers want.
+        label: The class to remove; against a backdoor, the attackers' target class.
         sparsity: Part of all channels to cut off, R, above 0 and below 1; at least
-            one channel goes.
+            one channel.
         rounds: Rounds of repair afterwards, without the clients to forget.
-        lr: Learning rate of the repair; None for that of the federation.
-        sample: Images of each client that its activations are averaged over.
+        lr: Learning rate of the repair; None for the federation's own.
+        sample: Number of images of each client for its mean activity.
     """
 
     label: int | None = None
@@ -157,20 +157,15 @@ class CDP:
     )
 
     def __post_init__(self) -> None:
-        for name, fits, wanted in (
-            ("label", self.label is None or self.label >= 0, "0 or more"),
-            ("sparsity", 0 < self.sparsity < 1, "above 0 and below 1"),
-            ("rounds", self.rounds >= 0, "0 or more"),
-            ("lr", self.lr is None or 0 < self.lr < math.inf, "a number above 0"),
-            ("sample", self.sample >= 1, "1 or more"),
-        ):
-            if not fits:
-                value = getattr(self, name)
-                raise InvalidInputError(f"{name} is {value}; choose {wanted}")
+        require_number("label", self.label, least=0, whole=True, unset=True)
+        require_number("sparsity", self.sparsity, above=0, below=1)
+        require_number("number of rounds", self.rounds, least=0, whole=True)
+        require_number("learning rate", self.lr, above=0, unset=True)
+        require_number("sample", self.sample, least=1, whole=True)
 
     @classmethod
     def defaults(cls, facts: RunFacts) -> dict[str, object]:
-        """Return the attackers' class as the one to remove, if there is an attack."""
+        """Return the attackers' class as the class to remove, if there is an attack."""
         return {} if facts.target_label is None else {"label": facts.target_label}
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
@@ -178,7 +173,7 @@ class CDP:
         federation = federation_of(request, self)
         if self.label is None:
             raise UnlearnRefusedError(
-                "CDP removes a class, not a client; against a backdoor give the "
+                "cdp removes a class, not a client; against a backdoor give the "
                 "attack's target label"
             )
         model = request.ledger.final
@@ -192,7 +187,7 @@ class CDP:
             clients=tuple(sorted(request.forget)),
             buffers=repaired.buffers,
             warnings=(
-                f"CDP removes class {self.label}, not a client; against a backdoor "
+                f"cdp removes class {self.label}, not a client; against a backdoor "
                 "this is the attack's label",
             ),
         )
@@ -204,20 +199,20 @@ class CDP:
         model: Model,
         stayers: Sequence[ClientId],
     ) -> tuple[Channel, ...]:
-        """Return the channels to cut off, from one look at every client.
+        """Return the channels to cut off, from one call to every client that stays.
 
         Raises:
-            UnlearnRefusedError: If there is no channel, or nobody knows the class.
+            UnlearnRefusedError: If there is no channel, or no image of the class.
         """
         trainer = federation.trainer
         if not isinstance(trainer, ChannelTrainer):
             raise UnlearnRefusedError(
-                "CDP looks into convolutions, and this trainer cannot show them"
+                "cdp looks into convolutions, and this trainer cannot show them"
             )
         answers = []
         for name in stayers:
             data = federation.clients.at(name)
-            # By chance and by class: a client's images may be sorted.
+            # A random choice by class, because a client's images may be sorted.
             rng = stream(federation.seed, "cdp sample", name_key(name))
             count = min(self.sample, data.num_examples)
             places = choose(data.labels, count, rng)
@@ -226,11 +221,11 @@ class CDP:
         activity = joined(answers)
         if not activity.layers:
             raise UnlearnRefusedError(
-                "CDP cuts off channels of convolutions, and this model has none"
+                "cdp cuts off channels of convolutions, and this model has none"
             )
         if label not in activity.classes:
             raise UnlearnRefusedError(
-                f"CDP found no image of class {label} with the clients that stay; "
+                f"cdp found no image of class {label} with the clients that stay; "
                 "give a class they have, or a larger sample"
             )
         target = int(np.searchsorted(activity.classes, label))
@@ -249,22 +244,10 @@ class CDP:
         def work(
             model: Model, index: int, names: Sequence[ClientId]
         ) -> list[LocalResult]:
-            # Nothing comes back to life: what a client sends is zero there as well.
             results = federation.clients.train(model, index, names, local)
             return [_masked(result, mask) for result in results]
 
-        start = request.ledger.num_rounds
-        rounds = run_rounds(
-            work,
-            federation.clients.sizes,
-            federation.schedule,
-            model=model,
-            start=start,
-            stop=start + self.rounds,
-            absent=request.gone,
-            scales=federation.scales,
-        )
-        return model_after(rounds, model)
+        return train_on(request, federation, model, self.rounds, work)
 
 
 def _masked(result: LocalResult, mask: Mask) -> LocalResult:

@@ -1,17 +1,17 @@
-"""FedEraser: rebuild the model from old updates whose directions are computed anew.
+"""FedEraser: rebuild the model from stored lengths and new directions of updates.
 
 Gaoyang Liu, Xiaoqiang Ma, Yang Yang, Chen Wang, Jiangchuan Liu: "FedEraser: Enabling
 Efficient Client-Level Data Removal from Federated Learning Models", IWQoS 2021.
 
-Of the history every `interval`-th round counts (the paper's Delta t). The first one is
-aggregated as it is stored, without the forgotten clients: it started from a model they
-had no part in. In each later one the clients that stay train briefly from the rebuilt
-model, and their stored and fresh updates, the paper's U and U-hat, become
+Every `interval`-th round counts (the paper's Delta t). The method aggregates the first
+of them as stored, without the forgotten clients, because they had no part in the model
+before it. In each later round that counts, the clients that stay train briefly from the
+rebuilt model. Their stored and fresh updates, the paper's U and U-hat, become
 
     U-tilde = |U| U-hat / |U-hat|,    M <- M + sum of w U-tilde,
 
 with shares w that sum to 1 over the clients that stay. The paper divides by their
-number once more, which would shrink every step; here it is the plain weighted mean.
+number once more, which would shrink every step; here the step is the weighted mean.
 FedAccum, the paper's comparison, adds up the stored updates without any help.
 """
 
@@ -24,10 +24,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
+from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.local import LocalResult
 from fastfedul.federation.rounds import (
     TrainedRound,
     advance,
@@ -35,16 +33,18 @@ from fastfedul.federation.rounds import (
     require_usable,
 )
 from fastfedul.ledger.protocol import Ledger, vector
-from fastfedul.ledger.store.codec import encoded_bytes
+from fastfedul.limits import require_choice, require_number
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    require_mean,
     require_rounds_for,
+    vector_bytes,
 )
-from fastfedul.params import Flat, Params, norm
+from fastfedul.params import Flat, Params, norm, scale
 from fastfedul.records import ClientUpdate, Model, Round, UpdateEntry, VectorRef
 
 Calibration = Literal["client", "layer"]
@@ -56,11 +56,11 @@ class FedEraser:
     """Lets the others train some rounds again, with updates of the stored lengths.
 
     Attributes:
-        interval: Every how many rounds one counts, Delta t in the paper.
+        interval: Number of rounds of which one counts, Delta t in the paper.
         ratio: Part of the usual local epochs that clients train for, r in the paper,
             above 0 and up to 1.
-        calibration: `client`: the length of a whole update is that of the stored one,
-            as in the paper. `layer`: that of each parameter array is.
+        calibration: `client`: a whole update gets the stored length, as in the paper.
+            `layer`: each parameter array gets its stored length.
     """
 
     interval: int = 2
@@ -70,16 +70,9 @@ class FedEraser:
     needs: ClassVar[Needs] = Needs(history=True, others=True)
 
     def __post_init__(self) -> None:
-        _check_interval(self.interval)
-        if not 0 < self.ratio <= 1:
-            raise InvalidInputError(
-                f"the ratio is above 0 and up to 1, not {self.ratio}; 0.5 trains half "
-                "of the usual epochs"
-            )
-        if self.calibration not in CALIBRATIONS:
-            raise InvalidInputError(
-                f"calibration is client or layer, not {self.calibration!r}"
-            )
+        require_number("interval", self.interval, least=1, whole=True)
+        require_number("ratio", self.ratio, above=0, most=1)
+        require_choice("calibration", self.calibration, CALIBRATIONS)
 
     def kept_bytes(self, ledger: Ledger) -> int:
         """Return the bytes of the updates of the rounds that count."""
@@ -101,7 +94,7 @@ class FedEraser:
         federation = federation_of(request, self)
         ledger = request.ledger
         retained = _retained(request, self.interval, name)
-        # All that may be refused is, before anybody trains.
+        # Every refusal comes before a client trains.
         for entries in retained:
             first = entries[0].round == 0
             if not first:
@@ -126,7 +119,7 @@ class FedEraser:
         model: Model,
         entries: Sequence[UpdateEntry],
     ) -> Round:
-        """Return a round trained from the rebuilt model, as long as it was then."""
+        """Return a round trained from the rebuilt model, with the stored lengths."""
         index = entries[0].round
         names = [entry.client for entry in entries]
         local = replace(federation.local, epochs=self.ratio * federation.local.epochs)
@@ -135,7 +128,7 @@ class FedEraser:
         shares = _shares(entries)
         updates = []
         for entry, share, result in zip(entries, shares, results, strict=True):
-            sent = _sent(result, federation.scales.get(entry.client, 1.0))
+            sent = scale(result.delta, federation.scales.get(entry.client, 1.0))
             if self.calibration == "client":
                 flat = calibrated(sent.flat, entry.norm)
             else:
@@ -153,7 +146,7 @@ class FedAccum:
     """FedEraser without calibration: stored updates added up, and no help at all.
 
     Attributes:
-        interval: Every how many rounds one counts, Delta t in the paper.
+        interval: Number of rounds of which one counts, Delta t in the paper.
     """
 
     interval: int = 2
@@ -161,7 +154,7 @@ class FedAccum:
     needs: ClassVar[Needs] = Needs(history=True)
 
     def __post_init__(self) -> None:
-        _check_interval(self.interval)
+        require_number("interval", self.interval, least=1, whole=True)
 
     def kept_bytes(self, ledger: Ledger) -> int:
         """Return the bytes of the updates of the rounds that count."""
@@ -187,7 +180,7 @@ class FedAccum:
 
 def _kept_bytes(ledger: Ledger, interval: int) -> int:
     counted = [round_.num_updates for round_ in ledger.rounds()][::interval]
-    return sum(counted) * encoded_bytes("float32", ledger.settings.layout.size)
+    return vector_bytes(ledger, sum(counted))
 
 
 def calibrated(fresh: Flat, length: float) -> Flat:
@@ -218,13 +211,9 @@ def calibrated_by_layer(fresh: Params, stored: Params) -> Params:
 def _retained(
     request: UnlearnRequest, interval: int, name: str
 ) -> list[tuple[UpdateEntry, ...]]:
-    """Return who stays of the rounds that count; rounds of nobody are left out."""
+    """Return the staying clients' entries of each round that counts and has some."""
     ledger = request.ledger
-    if ledger.settings.aggregation != MEAN:
-        raise UnlearnRefusedError(
-            f"{name} averages the updates, but this run was aggregated by "
-            f"{ledger.settings.aggregation!r:.80}; use fast-fedul, which replays it"
-        )
+    require_mean(name, ledger)
     gone = request.gone
     retained = []
     for index in range(0, ledger.num_rounds, interval):
@@ -240,7 +229,7 @@ def _retained(
 
 
 def _stored(ledger: Ledger, entries: Sequence[UpdateEntry]) -> Round:
-    """Return a round as it is stored, without whoever is gone."""
+    """Return a round of stored updates."""
     pairs = zip(entries, _shares(entries), strict=True)
     updates = [ClientUpdate(e.client, share, _vector(ledger, e)) for e, share in pairs]
     return Round(entries[0].round, tuple(updates))
@@ -256,15 +245,8 @@ def _shares(entries: Sequence[UpdateEntry]) -> list[float]:
     return [entry.share / total for entry in entries]
 
 
-def _sent(result: LocalResult, factor: float) -> Params:
-    """Return what reaches the server; of the factor only the sign will remain."""
-    if factor == 1:
-        return result.delta
-    return Params(result.delta.layout, result.delta.flat * np.float32(factor))
-
-
 def _result(request: UnlearnRequest, model: Model, *, trained: bool) -> UnlearnResult:
-    """Return the answer; a ledger has no buffers of earlier rounds to start from."""
+    """Return the result; a ledger has no buffers of earlier rounds to start from."""
     old = bool(model.buffers) and not trained
     return UnlearnResult(
         params=model.params,
@@ -272,13 +254,6 @@ def _result(request: UnlearnRequest, model: Model, *, trained: bool) -> UnlearnR
         buffers=None if old else model.buffers,
         warnings=(OLD_BUFFERS,) if old else (),
     )
-
-
-def _check_interval(interval: int) -> None:
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-        raise InvalidInputError(
-            f"the interval is a whole number of rounds, 1 or more, not {interval}"
-        )
 
 
 def _check_present(entries: Sequence[UpdateEntry], federation: Federation) -> None:

@@ -1,15 +1,15 @@
-"""FedRecover: train again, with the server guessing most of what clients would send.
+"""FedRecover: train again, with the server estimating most of the updates.
 
 Xiaoyu Cao, Jinyuan Jia, Zaixi Zhang, Neil Zhenqiang Gong: "FedRecover: Recovering from
 Poisoning Attacks in Federated Learning using Historical Information", IEEE Symposium
 on Security and Privacy 2023.
 
-A client's update at the recovered model is the stored one plus the curvature of its
-loss times the way between the two models: g^ = g- + H~ (w^ - w-). The product with H~
-comes by L-BFGS from what clients sent in the few rounds in which they were asked.
+A client's update at the recovered model is the stored update plus the curvature of its
+loss times the way between the two models: g^ = g- + H~ (w^ - w-). L-BFGS gives the
+product with H~ from the clients' answers in the few rounds in which the server asks.
 
-An update here is local minus global parameters, so it is minus the paper's g and the
-curvature comes in with a minus.
+An update here is local minus global parameters. So it is minus the paper's g, and the
+curvature has a minus.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
+from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.rounds import average_buffers, require_usable
 from fastfedul.ledger.protocol import Ledger, models, vector
-from fastfedul.ledger.store.codec import encoded_bytes
+from fastfedul.limits import require_number
 from fastfedul.methods.curvature import SecantPair, curvature_times, secant_pair
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
@@ -34,8 +33,10 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    require_mean,
+    vector_bytes,
 )
-from fastfedul.params import Array, Flat, Params, weighted_sum
+from fastfedul.params import Array, Flat, Params, scale, weighted_sum
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 
 
@@ -43,25 +44,26 @@ from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 class FedRecover:
     """Estimates the others' updates from stored ones, and asks them now and then.
 
-    Clients are asked in some rounds only. Up to the first round of a client to forget
-    nothing has to be asked: there the stored updates are the exact ones. The counts
-    below begin after that round and are cut to `max_exact_share`.
+    The server asks clients in some rounds only. Up to the first round of a client to
+    forget the stored updates are exact, so it asks nobody. The counts below begin after
+    this round, and `max_exact_share` limits them.
 
     Attributes:
-        warmup: Rounds asked at the start, the paper's T_w; None for a tenth of all
-            rounds and at least 2.
-        correction: After so many rounds one is asked again, T_c; None for never.
-        final: Rounds asked at the end, T_f; None for a twentieth of all rounds and at
-            least 1.
-        memory: Answers of a client that its curvature is made from, s.
+        warmup: Rounds at the start in which the server asks, the paper's T_w; None for
+            a tenth of all rounds and at least 2.
+        correction: Number of rounds after which the server asks again, T_c; None for
+            never.
+        final: Rounds at the end in which the server asks, T_f; None for a twentieth of
+            all rounds and at least 1.
+        memory: Number of a client's answers that give its curvature, s.
         max_curvature: Largest curvature that an answer may stand for, in updates per
-            way: beyond 2, rounds of training would swing ever further out. None for
-            the paper's own, which has no limit and does run away where clients train
-            with a large learning rate or momentum.
+            way. Beyond 2, rounds of training would swing ever further out. None for
+            no limit, as in the paper: the values then run away if clients train with a
+            large learning rate or momentum.
         tolerance_rate: Part of the stored values that may be above the threshold tau.
-            A client with an estimate above it is asked, as long as there are rounds
-            left to ask in; after that the estimate is cut to plus or minus tau.
-        max_exact_share: Part of all rounds in which any client may be asked, 0 to 1.
+            The server asks a client whose estimate is above tau, as long as a round is
+            left to ask in; after that it cuts the estimate to plus or minus tau.
+        max_exact_share: Part of all rounds in which the server may ask, 0 to 1.
     """
 
     warmup: int | None = None
@@ -75,29 +77,19 @@ class FedRecover:
     needs: ClassVar[Needs] = Needs(history=True, others=True)
 
     def __post_init__(self) -> None:
-        limit = self.max_curvature
-        for name, fits, wanted in (
-            ("warmup", self.warmup is None or self.warmup >= 1, "1 or more"),
-            (
-                "correction",
-                self.correction is None or self.correction >= 1,
-                "1 or more",
-            ),
-            ("final", self.final is None or self.final >= 0, "0 or more"),
-            ("memory", self.memory >= 1, "1 or more"),
-            ("max_curvature", limit is None or limit > 0, "a number above 0"),
-            ("tolerance_rate", 0 <= self.tolerance_rate < 1, "0 or more and below 1"),
-            ("max_exact_share", 0 <= self.max_exact_share <= 1, "0 to 1"),
-        ):
-            if not fits:
-                value = getattr(self, name)
-                raise InvalidInputError(f"{name} is {value}; choose {wanted}")
+        require_number("warmup", self.warmup, least=1, whole=True, unset=True)
+        require_number("correction", self.correction, least=1, whole=True, unset=True)
+        require_number("final", self.final, least=0, whole=True, unset=True)
+        require_number("memory", self.memory, least=1, whole=True)
+        require_number("max_curvature", self.max_curvature, above=0, unset=True)
+        require_number("tolerance_rate", self.tolerance_rate, least=0, below=1)
+        require_number("max_exact_share", self.max_exact_share, least=0, most=1)
 
     def kept_bytes(self, ledger: Ledger) -> int:
         """Return the bytes of every update and of every step."""
         rounds = ledger.rounds()
         vectors = sum(round_.num_updates for round_ in rounds) + len(rounds)
-        return vectors * encoded_bytes("float32", ledger.settings.layout.size)
+        return vector_bytes(ledger, vectors)
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model that the rounds would have given without the clients."""
@@ -110,14 +102,14 @@ class FedRecover:
                 return UnlearnResult(params=ledger.final.params, clients=clients)
             staying = _staying_updates(request, federation, first)
             wanted = self.exact_rounds(first, ledger.num_rounds)
-            budget = self._budget(first, ledger.num_rounds)
+            allowed = self._allowed_rounds(first, ledger.num_rounds)
             recovery = _Recovery(
                 ledger=ledger,
                 federation=federation,
                 method=self,
                 threshold=_threshold(ledger, staying, self.tolerance_rate),
-                asked=frozenset(wanted[:budget]),
-                spare=max(0, budget - len(wanted)),
+                asked=frozenset(wanted[:allowed]),
+                spare=max(0, allowed - len(wanted)),
             )
             model = recovery.replay(first, staying)
         return UnlearnResult(
@@ -128,10 +120,10 @@ class FedRecover:
         )
 
     def exact_rounds(self, first: int, num_rounds: int) -> tuple[int, ...]:
-        """Return the rounds in which everybody is to be asked, most important first.
+        """Return the rounds in which the server asks everybody, most important first.
 
-        The first one after the models part gives the curvature and the last one takes
-        away what has gathered, so they come before the others.
+        The first round after the models part gives the curvature, and the last round
+        removes the errors so far. So these two come before the others.
 
         Args:
             first: The first round in which a client to forget took part.
@@ -149,20 +141,20 @@ class FedRecover:
         order = [*start[:1], *end[:1], *start[1:], *end[1:], *between]
         return tuple(dict.fromkeys(order))
 
-    def _budget(self, first: int, num_rounds: int) -> int:
-        """Return in how many rounds clients may be asked.
+    def _allowed_rounds(self, first: int, num_rounds: int) -> int:
+        """Return the number of rounds in which the server may ask.
 
         Raises:
-            UnlearnRefusedError: If it is none, and one is needed.
+            UnlearnRefusedError: If it is 0, and the method needs one.
         """
-        budget = math.floor(self.max_exact_share * num_rounds + 1e-9)
-        if budget == 0 and first + 1 < num_rounds:
+        allowed = math.floor(self.max_exact_share * num_rounds + 1e-9)
+        if allowed == 0 and first + 1 < num_rounds:
             raise UnlearnRefusedError(
                 f"fedrecover may ask in {self.max_exact_share:g} of {num_rounds} "
                 "rounds, which is none, and then knows no curvature; raise "
                 "max_exact_share, or retrain"
             )
-        return budget
+        return allowed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,15 +162,15 @@ class _Recovery:
     """One pass over the rounds.
 
     Attributes:
-        ledger: The history.
-        federation: Whom to ask.
-        method: The hyperparameters.
-        threshold: Estimates with a value above it are not trusted.
-        asked: Rounds in which everybody is asked.
-        spare: Further rounds in which clients with odd estimates can be asked.
-        num_cut: Estimates that had to be cut to the threshold.
-        pairs: What is known of each client's curvature, the latest last.
-        averaged: Whether buffers of clients that were asked have been averaged.
+        ledger: The ledger.
+        federation: The clients to ask.
+        method: The method with its settings.
+        threshold: Largest value of an estimate that the server trusts.
+        asked: Rounds in which the server asks everybody.
+        spare: Further rounds in which it can ask clients with odd estimates.
+        num_cut: Number of estimates that the server cut to the threshold.
+        pairs: Answers about each client's curvature, the latest last.
+        averaged: Whether the buffers come from clients that the server asked.
     """
 
     ledger: Ledger
@@ -193,14 +185,14 @@ class _Recovery:
 
     @property
     def has_old_buffers(self) -> bool:
-        """Whether there are buffers and no round gave any but those before training.
+        """Whether the model has buffers and no client gave new ones.
 
         A ledger has no buffers of earlier rounds to start from.
         """
         return bool(self.ledger.initial.buffers) and not self.averaged
 
     def replay(self, first: int, staying: Mapping[int, Sequence[UpdateEntry]]) -> Model:
-        """Return the model after all rounds, from the last one that is shared."""
+        """Return the model after all rounds, from the first round that differs."""
         model: Model | None = None
         for index, stored in enumerate(models(self.ledger)):
             if index < first:
@@ -262,8 +254,7 @@ class _Recovery:
         results = self.federation.clients.train(model, index, names)
         require_usable(names, results, model, index)
         for name, result in zip(names, results, strict=True):
-            factor = np.float32(self.federation.scales.get(name, 1.0))
-            exact = result.delta.flat * factor
+            exact = scale(result.delta, self.federation.scales.get(name, 1.0)).flat
             turned = deltas[name] - exact
             pair = secant_pair(way, turned, self.method.max_curvature)
             if pair is not None:
@@ -274,7 +265,7 @@ class _Recovery:
 
 
 def _first_round_with(ledger: Ledger, gone: frozenset[ClientId]) -> int:
-    """Return the first round of any of them; the number of rounds if there is none."""
+    """Return the first round of these clients; without one, the number of rounds."""
     rounds = [u.round for name in gone for u in ledger.updates_of(name)[:1]]
     rounds += [entry.index for entry in ledger.rounds() if entry.removed_share > 0]
     return min(rounds, default=ledger.num_rounds)
@@ -283,16 +274,13 @@ def _first_round_with(ledger: Ledger, gone: frozenset[ClientId]) -> int:
 def _staying_updates(
     request: UnlearnRequest, federation: Federation, first: int
 ) -> dict[int, list[UpdateEntry]]:
-    """Return, by round, what the others sent.
+    """Return, by round, the entries of the clients that stay.
 
     Raises:
-        UnlearnRefusedError: If the rounds cannot be replayed.
+        UnlearnRefusedError: If the server cannot replay the rounds.
     """
     ledger = request.ledger
-    if ledger.settings.aggregation != MEAN:
-        raise UnlearnRefusedError(
-            f"fedrecover replays weighted means, not {ledger.settings.aggregation!r}"
-        )
+    require_mean(FedRecover.name, ledger)
     found: dict[int, list[UpdateEntry]] = {}
     for index in range(first, ledger.num_rounds):
         entries = [u for u in ledger.updates_in(index) if u.client not in request.gone]
@@ -304,8 +292,8 @@ def _staying_updates(
                 )
             if not entry.kept:
                 raise UnlearnRefusedError(
-                    f"fedrecover needs every stored update, and that of {name} in "
-                    f"round {index} was not kept; train with --keep all"
+                    f"fedrecover needs every update, and the update of {name} in round "
+                    f"{index} was not kept; train with --keep all"
                 )
         found[index] = entries
     return found
@@ -314,7 +302,7 @@ def _staying_updates(
 def _threshold(
     ledger: Ledger, staying: Mapping[int, Sequence[UpdateEntry]], rate: float
 ) -> float:
-    """Return the size that only this part of the stored values is above."""
+    """Return the size that this part of the stored values exceeds."""
     entries = [entry for part in staying.values() for entry in part]
     count = 1 + int(rate * len(entries) * ledger.settings.layout.size)
     largest = np.zeros(0, np.float32)
@@ -327,21 +315,21 @@ def _threshold(
 
 
 def _warnings(recovery: _Recovery, num_wanted: int) -> tuple[str, ...]:
-    """Return what a reader of the result should know."""
+    """Return sentences that a reader of the result should know."""
     found = [OLD_BUFFERS] if recovery.has_old_buffers else []
     if recovery.num_cut:
         found.append(
             f"{recovery.num_cut} estimated updates were odd when no round to ask in "
-            f"was left; they were cut to values of at most {recovery.threshold:.3g}"
+            f"was left; the server cut them to at most {recovery.threshold:.3g}"
         )
     if num_wanted > len(recovery.asked):
         found.append(
-            f"clients were asked in {len(recovery.asked)} rounds instead of "
+            f"the server asked in {len(recovery.asked)} rounds instead of "
             f"{num_wanted}, to stay within {recovery.method.max_exact_share:g} of all"
         )
     if any(entry.state == "erased" for entry in recovery.ledger.clients().values()):
         found.append(
-            "clients were erased before: the stored models are no longer those at "
-            "which the others computed their updates"
+            "clients were erased before: the stored models differ from the models at "
+            "which the other clients computed their updates"
         )
     return tuple(found)

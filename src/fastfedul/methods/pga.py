@@ -5,14 +5,14 @@ How to Efficiently Erase a Client in FL?", 2022 (UpML workshop at ICML; arXiv
 2207.05521).
 
 The ascent stays in a ball around the model of the others,
-w_ref = (M_T - sum of a_u w_u) / (1 - sum of a_u): M_T is the current model, w_u a
-target's last local model, and a_u its share among all clients that are still there,
-whoever was drawn in a round. With equal shares and one target this is the paper's
-(N M_T - w_u) / (N - 1). The squared radius is a third of the mean squared distance from
-w_ref to ten random initial models, as in the authors' public code.
+w_ref = (M_T - sum of a_u w_u) / (1 - sum of a_u). M_T is the current model, w_u a
+target's last local model, and a_u its share among all active clients. With equal shares
+and one target this is the paper's (N M_T - w_u) / (N - 1). The squared radius is a
+third of the mean squared distance from w_ref to ten random initial models, as in the
+authors' public code.
 
-Several targets share one w_ref, without any of them, and one ball: they climb one after
-the other in the order of their names, each from where the one before stopped.
+Several targets share one w_ref, without any of them, and one ball. They climb one after
+the other in the order of their names; each starts where the target before stopped.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from fastfedul.data.dataset import to_model_input
-from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
+from fastfedul.data.dataset import Indices, to_model_input
+from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.clients import Federation
-from fastfedul.federation.rounds import (
-    model_after,
-    require_usable,
-    run_rounds,
-    shares_of,
-)
+from fastfedul.federation.rounds import require_usable, shares_of
 from fastfedul.federation.trainer import (
     GradientTrainer,
     Inputs,
     Labels,
     LocalTraining,
-    TrainingError,
 )
 from fastfedul.ledger.protocol import Ledger, params_at, vector
-from fastfedul.ledger.store.codec import encoded_bytes
+from fastfedul.limits import require_number
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    require_active,
+    require_mean,
+    vector_bytes,
 )
-from fastfedul.params import Flat, Params, norm, weighted_sum
+from fastfedul.methods.steps import gradient_trainer, momentum_steps, train_on
+from fastfedul.params import Flat, Params, norm, scale, weighted_sum
 from fastfedul.records import ClientId, Model, UpdateEntry, VectorRef
 from fastfedul.rng import name_key, stream
 
 NUM_RANDOM_MODELS = 10
 RADIUS_DIVISOR = 3
+"""Number of random models and divisor of the radius in the authors' public code."""
+
 HELD_BACK = 0.1
+"""Part of a target's examples that only say when its ascent ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ball:
-    """Where the ascent must stay.
+    """Ball that the ascent must not leave.
 
     Attributes:
         centre: The model of the others, w_ref.
-        radius: Largest distance from it, the paper's delta.
+        radius: Largest distance from the centre, the paper's delta.
     """
 
     centre: Flat
@@ -87,7 +88,7 @@ class Ball:
 def reference_model(
     current: Flat, local: Sequence[Flat], shares: Sequence[float]
 ) -> Flat:
-    """Return what is left of a weighted mean without some of its parts.
+    """Return a weighted mean without some of its parts.
 
     >>> reference_model(np.float32([3]), [np.float32([6])], [0.25]).tolist()
     [2.0]
@@ -104,7 +105,7 @@ def ball_radius(centre: Flat, random_models: Sequence[Flat]) -> float:
 
 
 def clip(gradient: Flat, largest: float) -> Flat:
-    """Return the gradient, shortened if it is longer than that.
+    """Return the gradient, shortened to the largest length if it is longer.
 
     >>> clip(np.float32([6, 8]), 5.0).tolist()
     [3.0, 4.0]
@@ -117,24 +118,24 @@ def clip(gradient: Flat, largest: float) -> Flat:
 class PGA:
     """Lets the leaving client climb its own loss inside a ball around the others.
 
-    The defaults are those of the authors' public code. A `distance_threshold` suits one
+    The defaults come from the authors' public code. A `distance_threshold` suits one
     kind of network; a warning says when it left no room for an ascent.
 
     Attributes:
         lr: Learning rate of the ascent.
-        momentum: Its momentum.
-        batch_size: Largest number of examples of a step. All batches of an epoch are of
-            nearly the same size, since batch normalisation cannot use a single example.
-        epochs: How often a target goes through its examples at most.
+        momentum: Momentum of the ascent.
+        batch_size: Largest number of examples of a step.
+        epochs: Most passes of a target over its examples.
         clip_norm: Longest gradient of a step.
-        radius: Of the ball, the paper's delta; None for the rule of the public code.
-        distance_threshold: Squared distance to the target's last local model from which
-            the ascent ends, looked at after every step; None for never.
-        accuracy_floor: The paper's tau, 0 to 1: the ascent also ends when the accuracy
+        radius: Radius of the ball, the paper's delta; None for the rule of the public
+            code.
+        distance_threshold: Squared distance to the target's last local model at which
+            the ascent ends; None for no such end.
+        accuracy_floor: The paper's tau, 0 to 1. The ascent also ends when the accuracy
             on a tenth of the target's own examples, held back for this, falls below
-            it; None for never.
-        post_rounds: Rounds of ordinary training by the others afterwards.
-        post_epochs: How often they go through their examples in each.
+            the floor; None for no such end.
+        post_rounds: Rounds of ordinary training by the other clients afterwards.
+        post_epochs: Passes of a client over its examples in each of these rounds.
     """
 
     lr: float = 0.01
@@ -152,45 +153,31 @@ class PGA:
     def __post_init__(self) -> None:
         LocalTraining(batch_size=self.batch_size, lr=self.lr, momentum=self.momentum)
         LocalTraining(epochs=self.post_epochs)
-        if self.epochs < 1 or self.epochs != int(self.epochs):
-            raise InvalidInputError(
-                f"the ascent has {self.epochs} epochs; choose 1, 2 or more"
-            )
-        for name in ("clip_norm", "radius", "distance_threshold"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInputError(f"{name} is {value:g}; choose more than 0")
-        if self.accuracy_floor is not None and not 0 <= self.accuracy_floor <= 1:
-            raise InvalidInputError(
-                f"the accuracy floor is {self.accuracy_floor:g}; choose from 0 to 1"
-            )
-        if self.post_rounds < 0:
-            raise InvalidInputError(
-                f"{self.post_rounds} rounds of post-training; choose 0 or more"
-            )
+        require_number("number of epochs", self.epochs, least=1, whole=True)
+        require_number("clip_norm", self.clip_norm, above=0)
+        require_number("radius", self.radius, above=0, unset=True)
+        threshold = self.distance_threshold
+        require_number("distance_threshold", threshold, above=0, unset=True)
+        floor = self.accuracy_floor
+        require_number("accuracy_floor", floor, least=0, most=1, unset=True)
+        require_number("post_rounds", self.post_rounds, least=0, whole=True)
 
     @property
     def needs(self) -> Needs:
-        """The targets with their data, and the others unless nothing is trained after.
+        """The targets, and the other clients if there are rounds afterwards.
 
-        A target's last stored update spares it a training, but it can do without.
+        A target whose last update is not stored trains once more.
         """
         return Needs(target=True, others=self.post_rounds > 0)
 
     def kept_bytes(self, ledger: Ledger) -> int:
         """Return the bytes of each client's last update."""
-        return len(ledger.clients()) * encoded_bytes(
-            "float32", ledger.settings.layout.size
-        )
+        return vector_bytes(ledger, len(ledger.clients()))
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model after the targets' ascent and the others' post-training."""
         federation = federation_of(request, self)
-        trainer = federation.trainer
-        if not isinstance(trainer, GradientTrainer):
-            raise UnlearnRefusedError(
-                f"{PGA.name} needs gradients, and {type(trainer).__name__} gives none"
-            )
+        trainer = gradient_trainer(federation, self)
         local: dict[ClientId, Flat] = {}
         warnings: list[str] = []
         with request.ledger.snapshot():
@@ -209,7 +196,9 @@ class PGA:
                     "or None"
                 )
             model = self._ascended(federation, trainer, model, ball, name, own)
-        model = self._post_trained(request, federation, model)
+        further = replace(federation.local, epochs=self.post_epochs)
+        work = partial(federation.clients.train, local=further)
+        model = train_on(request, federation, model, self.post_rounds, work)
         if model.buffers and not self.post_rounds:
             warnings.append(OLD_BUFFERS)
         return UnlearnResult(
@@ -232,53 +221,42 @@ class PGA:
 
         Args:
             trainer: Gives the gradients.
-            model: Where to start from. Its buffers stay as they are.
-            ball: Where to stay.
+            model: Model to start from.
+            ball: The ball.
             inputs: The target's images as a model sees them.
-            labels: What the target trained them as.
-            rng: For the order of the examples.
-
-        Raises:
-            TrainingError: If the ascent ran away within the ball.
+            labels: The labels with which the target trained.
+            rng: Decides the order of the examples.
         """
-        velocity = np.zeros_like(ball.centre)
-        num_batches = math.ceil(len(labels) / self.batch_size)
-        for _ in range(self.epochs):
-            for batch in np.array_split(rng.permutation(len(labels)), num_batches):
-                _, gradient = trainer.gradient(model, inputs[batch], labels[batch])
-                velocity = velocity * np.float32(self.momentum)
-                velocity += clip(gradient, self.clip_norm)
-                flat = ball.project(model.params.flat + velocity * np.float32(self.lr))
-                if not np.isfinite(flat).all():
-                    raise TrainingError(
-                        "the ascent ran away: its model has infinite values; use a "
-                        "smaller learning rate or radius"
-                    )
-                model = _moved(model, flat)
-                yield model
+
+        def uphill(now: Model, batch: Indices) -> Flat:
+            _, gradient = trainer.gradient(now, inputs[batch], labels[batch])
+            return clip(gradient, self.clip_norm)
+
+        return momentum_steps(
+            model,
+            uphill,
+            len(labels),
+            rate=self.lr,
+            momentum=self.momentum,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            rng=rng,
+            project=ball.project,
+        )
 
     def _last_updates(
         self, request: UnlearnRequest, sizes: Mapping[ClientId, int]
     ) -> dict[ClientId, UpdateEntry]:
-        """Return what each target last put into the model, or refuse the request."""
+        """Return each target's last update in the model, or refuse the request."""
         ledger = request.ledger
-        if ledger.settings.aggregation != MEAN:
-            raise UnlearnRefusedError(
-                f"{PGA.name} takes a client out of a mean, and this model was "
-                f"aggregated by {ledger.settings.aggregation!r:.80}; retrain without "
-                "the client"
-            )
+        require_mean(self.name, ledger)
         if not request.stayers:
             raise UnlearnRefusedError(
-                f"{PGA.name} needs other clients, and nobody stays"
+                f"{self.name} needs other clients, and nobody stays"
             )
-        clients = ledger.clients()
+        require_active(request)
         found = {}
         for name in sorted(request.forget):
-            if name in clients and clients[name].state != "active":
-                raise InvalidInputError(
-                    f"client {name!r:.80} is {clients[name].state} already"
-                )
             entered = [update for update in ledger.updates_of(name) if update.entered]
             if not entered:
                 raise UnlearnRefusedError(
@@ -332,7 +310,7 @@ class PGA:
         name: ClientId,
         own: Flat,
     ) -> Model:
-        """Return the model after one target's ascent, which is done at that target."""
+        """Return the model after one target's ascent, computed at this target."""
         data = federation.clients.at(name)
         inputs, labels = to_model_input(data.images), data.labels
         rng = stream(federation.seed, "pga ascent", name_key(name))
@@ -349,31 +327,13 @@ class PGA:
         return model
 
     def _num_held(self, count: int) -> int:
-        """Return how many of a target's examples only say when to stop."""
+        """Return the number of a target's examples that only say when to stop."""
         return 0 if self.accuracy_floor is None else max(1, round(count * HELD_BACK))
 
     def _is_far(self, model: Model, own: Flat) -> bool:
         if self.distance_threshold is None:
             return False
         return norm(model.params.flat - own) ** 2 > self.distance_threshold
-
-    def _post_trained(
-        self, request: UnlearnRequest, federation: Federation, model: Model
-    ) -> Model:
-        clients = federation.clients
-        local = replace(federation.local, epochs=self.post_epochs)
-        start = request.ledger.num_rounds
-        rounds = run_rounds(
-            lambda now, index, names: clients.train(now, index, names, local),
-            clients.sizes,
-            federation.schedule,
-            model=model,
-            start=start,
-            stop=start + self.post_rounds,
-            absent=request.gone,
-            scales=federation.scales,
-        )
-        return model_after(rounds, model)
 
 
 def _last_local(
@@ -388,8 +348,8 @@ def _last_local(
     index = ledger.num_rounds
     results = federation.clients.train(current, index, [name])
     (trained,) = require_usable([name], results, current, index)
-    factor = np.float32(federation.scales.get(name, 1.0))
-    return current.params.flat + trained.delta.flat * factor, (
+    update = scale(trained.delta, federation.scales.get(name, 1.0))
+    return current.params.flat + update.flat, (
         f"the last update of {name!r:.80} was not kept; it trained once more from the "
         "current model in its place",
     )

@@ -1,7 +1,7 @@
-"""What a method is given, what it needs, and what it gives back.
+"""The interface of methods: their request, their needs, their result.
 
 `Method` is all that a package of your own has to offer; its docstring holds a whole
-one. docs/methods.md says how it is found by the command line.
+method. docs/methods.md says how the command line finds it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
 from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
+from fastfedul.limits import require_type
 from fastfedul.params import Array, Params, subtract
 from fastfedul.records import ClientId, Model, UpdateEntry
 
 OLD_BUFFERS = (
-    "the buffers, such as batch-norm statistics, are those of the current model, which "
+    "the buffers, such as batch-norm statistics, are still the current model's, which "
     "the forgotten clients helped to make"
 )
 """The warning of methods that leave the buffers as they are."""
@@ -29,7 +32,7 @@ OLD_BUFFERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a method cannot do without.
+    """Needs of a method.
 
     Attributes:
         history: Stored updates of the clients.
@@ -43,15 +46,25 @@ class Needs:
     others: bool = False
     server_data: bool = False
 
+    @property
+    def helpers(self) -> str:
+        """Everybody whose help the method needs besides the ledger; empty if nobody."""
+        asked = {
+            "the client to forget": self.target,
+            "the other clients": self.others,
+            "the server's own images": self.server_data,
+        }
+        return " and ".join(name for name, wanted in asked.items() if wanted)
+
 
 @dataclass(frozen=True, slots=True)
 class UnlearnRequest:
-    """Whom to forget, from which history, and with whose help.
+    """A request to a method: the ledger, the clients to forget, and the helpers.
 
     Attributes:
-        ledger: The history.
-        forget: Whom to forget.
-        federation: The clients, where they can still be asked.
+        ledger: The ledger.
+        forget: Clients to forget.
+        federation: The clients that can still help; None if nobody can.
     """
 
     ledger: Ledger
@@ -60,7 +73,7 @@ class UnlearnRequest:
 
     @property
     def stayers(self) -> tuple[ClientId, ...]:
-        """Clients of the history that are there now and are not to be forgotten."""
+        """Active clients of the ledger that the request does not name, sorted."""
         return tuple(
             name
             for name, entry in sorted(self.ledger.clients().items())
@@ -69,26 +82,26 @@ class UnlearnRequest:
 
     @property
     def gone(self) -> frozenset[ClientId]:
-        """Everybody who is left out: those of the request, and who left before."""
+        """Clients of the request, and all clients that were forgotten before."""
         clients = self.ledger.clients().items()
         return self.forget | {n for n, entry in clients if entry.state != "active"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlearnResult:
-    """The cleaned model, and what it took to get it.
+    """The cleaned model, and the cost of it.
 
     Attributes:
         params: Parameters of the cleaned model.
         clients: Clients that the method forgot.
-        buffers: Buffers of the cleaned model; None for those of the current model.
-        delta: Cleaned minus current parameters, where the method has them more exactly
-            than the subtraction gives them; None for the subtraction.
+        buffers: Buffers of the cleaned model; None for the current model's buffers.
+        delta: The difference, cleaned minus current parameters, if the method has it
+            more exactly than a subtraction gives it; None for the subtraction.
         settings: Settings that the call filled in, as JSON values.
-        seconds: Time taken.
-        bytes_read: Bytes of history read.
-        client_calls: Times a client had to compute something.
-        warnings: What a reader of the result should know.
+        seconds: Time of the call.
+        bytes_read: Bytes read from the ledger.
+        client_calls: Number of computations that clients had to do.
+        warnings: Sentences that a reader of the result should know.
     """
 
     params: Params
@@ -102,21 +115,21 @@ class UnlearnResult:
     warnings: tuple[str, ...] = field(default=())
 
     def model(self, current: Model) -> Model:
-        """Return the cleaned model, with buffers of the current one if it has none."""
+        """Return the cleaned model; the buffers are current if the result has none."""
         buffers = current.buffers if self.buffers is None else self.buffers
         return Model(self.params, buffers)
 
     def change(self, current: Model) -> Params:
-        """Return cleaned minus current parameters."""
+        """Return the difference: cleaned minus current parameters."""
         if self.delta is not None:
             return self.delta
         return subtract(self.params, current.params)
 
     def evidence(self) -> dict[str, object]:
-        """Return what the log and the certificate keep of this result, as JSON values.
+        """Return facts of this result for the log and the certificate, as JSON values.
 
-        A key may be `standard_error`, `bound`, `lipschitz` or `bound_source`, which a
-        certificate shows in places of their own.
+        A certificate has places of their own for the keys `standard_error`, `bound`,
+        `lipschitz` and `bound_source`.
         """
         return {}
 
@@ -150,12 +163,12 @@ class Method(Protocol):
     - fields of a dataclass: its settings, which `--set NAME=VALUE` gives and the
       certificate names. Their values are JSON values.
     - `defaults(facts: RunFacts) -> dict`: a class method that returns settings which
-      only a run can tell.
-    - `kept_bytes(ledger) -> int`: bytes of history that a server must store so that
-      the method can forget any client.
-    - `check(ledger)`: raises InvalidInputError if the method could forget nobody from
-      such a ledger.
-    - `caveat`: a sentence that is shown below every table with the method.
+      only a run knows.
+    - `kept_bytes(ledger) -> int`: bytes that a server must store so that the method
+      can forget any client.
+    - `check(ledger)`: raises InvalidInputError if the method can forget nobody from
+      this ledger.
+    - `caveat`: a sentence that stands below every table with the method.
     - `is_retraining`: True for a method that gives the retrained model itself.
 
     The first line of the docstring is the note that lists of methods show.
@@ -167,7 +180,7 @@ class Method(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What the method cannot do without."""
+        """Needs of the method."""
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model without the forgotten clients."""
@@ -175,10 +188,10 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a run can tell a method about itself.
+    """Facts of a run that settings of a method may depend on.
 
     Attributes:
-        target_label: Class that the attackers want; None without an attack.
+        target_label: Class that the attackers aim at; None without an attack.
     """
 
     target_label: int | None = None
@@ -204,31 +217,37 @@ def method_note(make: object) -> str:
 
 
 def bytes_to_keep(method: Method, ledger: Ledger) -> int:
-    """Return the bytes of history that a server must store for a method; 0 for none."""
+    """Return the bytes that a server must store for a method; 0 for none."""
     own = getattr(method, "kept_bytes", None)
     return int(own(ledger)) if callable(own) else 0
 
 
 def needs_help(method: Method) -> bool:
-    """Return whether a method needs more than the history."""
-    needs = method.needs
-    return needs.target or needs.others or needs.server_data
+    """Return whether a method needs clients or images besides the ledger."""
+    return bool(method.needs.helpers)
+
+
+def vector_bytes(ledger: Ledger, count: int) -> int:
+    """Return the bytes of a number of vectors as long as the model, in float32."""
+    return count * encoded_bytes("float32", ledger.settings.layout.size)
 
 
 def coverage_of(updates: Sequence[UpdateEntry]) -> float:
-    """Return the part of the share that went into the model whose update was kept."""
+    """Return the kept part of the clients' share in the model, 0 to 1."""
     entered = math.fsum(u.share for u in updates if u.entered)
     kept = math.fsum(u.share for u in updates if u.entered and (u.kept or u.summed))
     return kept / entered if entered else 1.0
 
 
 def measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
-    """Call a method; time, client calls and bytes are counted alike for all."""
+    """Return a method's result, with its time, client calls and bytes read."""
     counted = CountedLedger(request.ledger)
     clients = request.federation.clients if request.federation else None
     calls = clients.calls if clients else 0
     started = time.perf_counter()
     result = method(replace(request, ledger=counted))
+    kind = "a fastfedul.UnlearnResult"
+    require_type(f"the result of {method.name}", result, UnlearnResult, kind)
     return replace(
         result,
         seconds=time.perf_counter() - started,
@@ -246,22 +265,51 @@ def require_rounds_for(name: str, ledger: Ledger) -> None:
     if ledger.settings.history == "sums":
         raise UnlearnRefusedError(
             f"{name} needs the updates of rounds, and this ledger keeps sums per "
-            "client; forget with fast-fedul (skew kronecker), or record with --keep all"
+            "client; use the default method, or record with --keep all"
         )
+
+
+def require_mean(name: str, ledger: Ledger) -> None:
+    """Raise unless a ledger was aggregated by the weighted mean, as a method needs.
+
+    Raises:
+        UnlearnRefusedError: If it was not.
+    """
+    if ledger.settings.aggregation != MEAN:
+        raise UnlearnRefusedError(
+            f"{name} needs weighted means, and this ledger was aggregated by "
+            f"{ledger.settings.aggregation!r:.80}; use the default method, which "
+            "replays any aggregation"
+        )
+
+
+def require_active(request: UnlearnRequest) -> None:
+    """Raise if a client of a request was forgotten before.
+
+    Raises:
+        InvalidInputError: If one was.
+    """
+    clients = request.ledger.clients()
+    for name in sorted(request.forget & set(clients)):
+        if clients[name].state != "active":
+            raise InvalidInputError(
+                f"client {name!r:.80} is {clients[name].state} already"
+            )
 
 
 def require_usable(
     method: Method, ledger: Ledger, federation: Federation | None
 ) -> None:
-    """Raise if a method could forget nobody from a ledger, whoever is asked for.
+    """Raise if a method can forget nobody from a ledger, whatever the request.
 
     Raises:
-        InvalidInputError: If it could not, with what to use in its place.
+        InvalidInputError: If it can forget nobody; the message names a way out.
     """
-    if needs_help(method) and federation is None:
+    helpers = method.needs.helpers
+    if helpers and federation is None:
         raise InvalidInputError(
-            f"{method.name} needs the help of {_helpers(method.needs)}, which nobody "
-            "gives here; use a method that needs the history alone, as fast-fedul"
+            f"{method.name} needs the help of {helpers}, which nobody gives here; use "
+            "a method that needs the ledger alone, as the default method"
         )
     check = getattr(method, "check", None)
     if callable(check):
@@ -269,11 +317,11 @@ def require_usable(
 
 
 def federation_of(request: UnlearnRequest, method: Method) -> Federation:
-    """Return the federation that a method needs.
+    """Return the federation that helps a method.
 
     Raises:
-        UnlearnRefusedError: If what it needs is not there.
-        InvalidInputError: If a client to forget is not part of it.
+        UnlearnRefusedError: If a need of the method is not met.
+        InvalidInputError: If a client to forget is not in the federation.
     """
     name, needs = method.name, method.needs
     if needs.history:
@@ -281,7 +329,7 @@ def federation_of(request: UnlearnRequest, method: Method) -> Federation:
     federation = request.federation
     if federation is None:
         raise UnlearnRefusedError(
-            f"{name} needs the help of {_helpers(needs)}, which a ledger alone cannot "
+            f"{name} needs the help of {needs.helpers}, which a ledger alone cannot "
             "give; use it on a run, or pass a federation"
         )
     strangers = sorted(request.forget - set(federation.clients.data))
@@ -297,12 +345,3 @@ def federation_of(request: UnlearnRequest, method: Method) -> Federation:
             "train with --server-images 500 or so"
         )
     return federation
-
-
-def _helpers(needs: Needs) -> str:
-    asked = {
-        "the client to forget": needs.target,
-        "the other clients": needs.others,
-        "the server's own images": needs.server_data,
-    }
-    return " and ".join(name for name, wanted in asked.items() if wanted)

@@ -1,12 +1,11 @@
-"""How methods are found: built in, in installed packages, or in a module named.
+"""Methods by name: built-in methods, methods of installed packages, a user's own.
 
-A package offers a method by an entry point of the group `fastfedul.methods`. A module
-that is no package's is named in full, as `package.module:Class`.
+A package offers a method by an entry point of the group `fastfedul.methods`. A user
+names a class of his own as `package.module:Class`.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.federation.own_functions import import_function, is_own_function
+from fastfedul.limits import require_type, show
 from fastfedul.methods.cdp import CDP
 from fastfedul.methods.fast_fedul.variants import VARIANTS
 from fastfedul.methods.federaser import FedAccum, FedEraser
@@ -37,10 +38,10 @@ BUILT_IN: dict[str, Callable[..., Method]] = {
     **{method.name: method for method in _CLASSES},
     **VARIANTS,
 }
-"""Name to what makes the method from its settings."""
+"""Classes and functions that make a method from its settings, by name."""
 
 SHOWN_BY_DEFAULT = tuple(VARIANTS)
-"""Methods that a comparison shows if none is named: they need the server alone."""
+"""Methods of a comparison that names none; they need the server alone."""
 
 DEFAULT_METHOD = SHOWN_BY_DEFAULT[0]
 """Name of the method that forgets if none is named."""
@@ -52,11 +53,11 @@ class MethodEntry:
 
     Attributes:
         name: Name by which `compare --methods` and `forget --method` find it.
-        note: What the method does, in one line.
-        needs: What it cannot do without; None if it cannot be made without settings.
-        settings: Names of its settings.
-        is_retraining: Whether it gives the retrained model itself.
-        problem: Why it cannot be used; None if it can.
+        note: Description of one line.
+        needs: Needs of the method; None if its settings have no defaults.
+        settings: Names of the method's settings.
+        is_retraining: Whether the method gives the retrained model itself.
+        problem: Reason why the method cannot be used; None if it can.
     """
 
     name: str
@@ -68,19 +69,18 @@ class MethodEntry:
 
     @property
     def needs_help(self) -> bool:
-        """Whether it needs clients or images, besides the history."""
-        found = self.needs
-        return found is None or found.target or found.others or found.server_data
+        """Whether the method needs clients or images besides the ledger."""
+        return self.needs is None or bool(self.needs.helpers)
 
 
 def method_names() -> tuple[str, ...]:
-    """Return the names of all methods: those built in, then those of other packages."""
+    """Return the names of all installed methods, built-in methods first."""
     others = sorted(set(entry_points(group=GROUP).names) - set(BUILT_IN))
     return (*BUILT_IN, *others)
 
 
 def list_methods() -> tuple[MethodEntry, ...]:
-    """Return all methods; one that cannot be loaded is listed with the reason."""
+    """Return all installed methods; a method that fails to load has the reason."""
     return tuple(describe_method(name) for name in method_names())
 
 
@@ -93,7 +93,7 @@ def describe_method(name: str) -> MethodEntry:
         note = method_note(make)
         try:
             needs = make().needs
-        except Exception:  # Whatever another package's method needs to be made.
+        except Exception:  # A class of another package may fail in any way.
             needs = None
     except FastFedULError as error:
         return MethodEntry(name, "", None, (), False, str(error))
@@ -110,11 +110,15 @@ def find_method(
     Args:
         name: A name of `method_names`, or `package.module:Class`.
         settings: Settings of the method, by name.
-        facts: What a run can tell; settings that are given win over it.
+        facts: Facts of a run that defaults depend on; given settings win over them.
 
     Raises:
-        InvalidInputError: If there is no such method, or it has no such setting.
+        InvalidInputError: If no method has this name, or it lacks a setting.
     """
+    require_type("the name of a method", name, str, "text")
+    require_type(
+        "settings", {} if settings is None else settings, Mapping, "a mapping by name"
+    )
     make = _maker(name)
     defaults = getattr(make, "defaults", None)
     usual = defaults(facts) if callable(defaults) and facts is not None else {}
@@ -139,14 +143,29 @@ def find_method(
     return require_method(found)
 
 
+def find_installed(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    """Return an installed method by a name that comes from a file, with its settings.
+
+    A file must not name code to import, so `package.module:Class` is refused.
+
+    Raises:
+        InvalidInputError: If no installed method has this name.
+    """
+    if not (isinstance(name, str) and name in method_names()):
+        raise InvalidInputError(
+            f"no installed method is called {show(name)}; `fastfedul methods` lists all"
+        )
+    return find_method(name, settings)
+
+
 def has_default(name: str, setting: str) -> bool:
-    """Return whether a method has such a setting, and a value for it by default."""
+    """Return whether a setting of a method has a default value other than None."""
     found = inspect.signature(_maker(name)).parameters.get(setting)
     return found is not None and found.default not in (None, inspect.Parameter.empty)
 
 
 def require_method(found: object) -> Method:
-    """Return what was handed in as a method.
+    """Return the given object, which must be a method.
 
     Raises:
         InvalidInputError: If it is none.
@@ -156,17 +175,17 @@ def require_method(found: object) -> Method:
     if missing or not callable(found) or isinstance(found, type):
         what = f"it has no {missing[0]}" if missing else "it cannot be called"
         if isinstance(found, type):
-            what = "it is a class; make one, as in FastFedUL()"
-        raise InvalidInputError(f"{found!r:.60} is no method: {what}")
+            what = "it is a class; make an object, as in FastFedUL()"
+        raise InvalidInputError(f"{show(found)} is no method: {what}")
     return found  # type: ignore[return-value]
 
 
 def _maker(name: str) -> Callable[..., Method]:
-    """Return what makes a method from its settings."""
+    """Return the class or function that makes a method from its settings."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if ":" in name:
-        return _imported(name)
+    if is_own_function(name):
+        return import_function(name, "method")
     found = entry_points(group=GROUP)
     if name not in found.names:
         raise InvalidInputError(
@@ -180,30 +199,15 @@ def _maker(name: str) -> Callable[..., Method]:
             f"the method {name!r:.40} cannot be loaded from {found[name].value!r:.80}: "
             f"{type(error).__name__}: {error}"
         ) from None
-    return _callable(name, make)
-
-
-def _imported(name: str) -> Callable[..., Method]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # A module of anybody's may fail in any way.
+    if not callable(make):
         raise InvalidInputError(
-            f"the method {name!r:.80} cannot be loaded: {type(error).__name__}: {error}"
-        ) from None
-    return _callable(name, found)
-
-
-def _callable(name: str, found: object) -> Callable[..., Method]:
-    if not callable(found):
-        raise InvalidInputError(
-            f"the method {name!r:.80} is {type(found).__name__}, not a class"
+            f"the method {name!r:.80} is {type(make).__name__}, not a class"
         )
-    return found
+    return make  # type: ignore[no-any-return]
 
 
 def _parameters(make: Callable[..., Method]) -> tuple[str, ...]:
-    """Return the names of the settings; what is set by the program is none."""
+    """Return the names of the settings; `progress` is the program's own."""
     try:
         found = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):

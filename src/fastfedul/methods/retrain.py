@@ -4,10 +4,10 @@ The reference of every paper on federated unlearning, among them Gaoyang Liu, Xi
 Ma, Yang Yang, Chen Wang, Jiangchuan Liu: "FedEraser: Enabling Efficient Client-Level
 Data Removal from Federated Learning Models", IWQoS 2021.
 
-Split, draws, order of examples and first model are those of the run; the slots of the
-forgotten clients stay empty. Only a round for which nobody else was drawn is drawn
-anew, as training does when everybody drops out. So the answer is the very model of a
-run in which they never answered.
+Split, draws, order of examples and first model are the run's own; the slots of the
+forgotten clients stay empty. A round for which no other client was drawn is drawn
+again, as training does when everybody drops out. So the result is the model of a run in
+which these clients never answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fastfedul.errors import UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.rounds import run_rounds
 from fastfedul.methods.protocol import (
@@ -25,6 +24,7 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    require_mean,
 )
 
 
@@ -44,7 +44,7 @@ class Retrain:
     is_retraining: ClassVar[bool] = True
 
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
-        """Return the model of the same run without them."""
+        """Return the model of the same run without the clients."""
         federation = federation_of(request, self)
         _check(request, federation)
         model = request.ledger.initial
@@ -70,13 +70,8 @@ class Retrain:
 
 
 def _check(request: UnlearnRequest, federation: Federation) -> None:
-    """Refuse what would give the model of another run than the recorded one."""
-    aggregation = request.ledger.settings.aggregation
-    if aggregation != MEAN:
-        raise UnlearnRefusedError(
-            f"{Retrain.name} averages the updates, but this run was aggregated by "
-            f"{aggregation!r:.80}; train it anew with the program that trained it"
-        )
+    """Raise if retraining would give the model of another run."""
+    require_mean(Retrain.name, request.ledger)
     sampled = any(round_.use == "aggregate" for round_ in request.ledger.rounds())
     if sampled and federation.select is None:
         raise UnlearnRefusedError(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import InvalidInputError, require_extra
-from fastfedul.files import as_path, write_whole
+from fastfedul.files import write_whole
+from fastfedul.limits import require_path
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 from fastfedul.records import ClientId
@@ -245,7 +246,7 @@ def compare(
             is not.
         UnlearnRefusedError: If no method can be used here.
     """
-    folder = run.path if isinstance(run, RunSummary) else as_path(run)
+    folder = run.path if isinstance(run, RunSummary) else require_path(run)
     places = find_runs(folder, seeds) if seeds else {}
 
     def found_on(place: Path, names: Sequence[ClientId], say: Say) -> Comparison:

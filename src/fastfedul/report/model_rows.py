@@ -108,7 +108,7 @@ def rows_of(comparison: Comparison) -> tuple[ModelRow, ...]:
 
 
 def _model_row(comparison: Comparison, found: Evaluation) -> ModelRow:
-    near, member, change = found.closeness, found.membership, found.change
+    near, member = found.closeness, found.membership
     row: dict[str, Any] = finite_values(
         {
             **asdict(row_of(found)),
@@ -116,7 +116,7 @@ def _model_row(comparison: Comparison, found: Evaluation) -> ModelRow:
             "mia_tpr_at_1_fpr": member.tpr_at_1_fpr if member else None,
             "mia_auc_interval": member.auc_interval if member else None,
             "kl": found.kl,
-            "prediction_change": change.mean_distance if change else None,
+            "prediction_change": found.change,
             "seed": comparison.prepared.config.seed,
             "settings": dict(comparison.used.get(found.method, {})),
         }

@@ -20,7 +20,6 @@ from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.files import as_path
 from fastfedul.forgetting.folder import RUN_MODEL, write_run_model
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import forget
@@ -31,6 +30,7 @@ from fastfedul.ledger.estimate import FederationSize, estimate
 from fastfedul.ledger.protocol import params_at, vector
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
+from fastfedul.limits import require_path
 from fastfedul.methods.protocol import (
     Method,
     coverage_of,
@@ -133,7 +133,7 @@ def train(
             "RunConfig(rounds=5)"
         )
     _check_callables(progress=progress, answered=answered)
-    path = _free_folder() if folder is None else as_path(folder)
+    path = _free_folder() if folder is None else require_path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
             f"{path} exists already; add --resume to go on, or choose another folder"
@@ -178,7 +178,7 @@ def resume(
         answered: Called with every request that the run applies or refuses.
     """
     _check_callables(progress=progress, answered=answered)
-    path = as_path(folder)
+    path = require_path(folder)
     config = load_config(path)
     changed = _changed(config, changes or {})
     return _run(path, changed, config, progress, engine, answered)

@@ -43,7 +43,7 @@ def test_an_attack_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"kind": "trigger"}, "choose none, pixel, edge-case, label-flip"),
+        ({"kind": "trigger"}, "choose none, pixel, edge-case or label-flip"),
         ({"kind": "none"}, "none at all for no attack"),
         ({"attackers": ()}, "name at least one"),
         ({"attackers": ("a", "a")}, "named twice"),

@@ -1,8 +1,7 @@
-"""Attacks: poison examples of some clients, and build the set that shows success."""
+"""Attacks: poisoned examples of some clients, and the images that measure success."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,13 +19,14 @@ from fastfedul.data.dataset import (
     Labels,
 )
 from fastfedul.errors import InvalidInputError, NothingToPoisonError, UnknownClientError
+from fastfedul.limits import require_choice, require_number, require_type
 from fastfedul.records import ClientId
 from fastfedul.rng import name_key, stream
 
 Kind = Literal["none", "pixel", "edge-case", "label-flip"]
 KINDS: tuple[Kind, ...] = ("none", "pixel", "edge-case", "label-flip")
 
-# 20 of 64 as in DBA; a fifth as in Fast-FedUL; every label there is to flip.
+# 20 of 64 as in DBA; a fifth as in Fast-FedUL; all images of the source class.
 _DEFAULT_RATIOS: dict[Kind, float] = {
     "none": 1.0,
     "pixel": 20 / 64,
@@ -41,21 +41,20 @@ class Attack:
 
     Attributes:
         kind: `none`: everybody is honest. `pixel`: some of an attacker's images get
-            the pixel pattern and the target label. `edge-case`: pictures from the tail
-            of a class are added with the target label. `label-flip`: images of one
-            class get the target label and stay as they are.
+            the pixel pattern and the target label. `edge-case`: an attacker adds
+            pictures from the tail of a class with the target label. `label-flip`:
+            images of one class get the target label and do not change.
         attackers: Names of the attackers. For `pixel`, one attacker uses the whole
-            pattern; several use one part each, in this order, over and over.
-        poison_ratio: `pixel`: share of the attacker's examples that is replaced.
-            `edge-case`: number of pictures added, as a share of its examples.
+            pattern; several attackers use the four parts in turn.
+        poison_ratio: `pixel`: share of the attacker's examples that it replaces.
+            `edge-case`: number of added pictures, as a share of its examples.
             `label-flip`: share of its images of the source class. None for the usual
             0.3125, 0.2 and 1.
-        target_label: The class the attackers want; None for the usual: `pixel` 2,
-            `edge-case` what its pictures are called (1, or truck for cifar10),
-            `label-flip` 1.
-        source_label: `label-flip`: the class that is relabelled; None for 7, or 0 if
-            there are not so many classes. The other kinds have none.
-        scale: Factor on the attackers' updates; recorded here, applied in training.
+        target_label: Class that the attackers want; None for the usual: `pixel` 2,
+            `edge-case` 1 (truck for cifar10), `label-flip` 1.
+        source_label: `label-flip`: class that the attackers relabel; None for 7, or for
+            0 in a data set of fewer classes. The other kinds have none.
+        scale: Factor on the attackers' updates in training.
     """
 
     kind: Kind = "none"
@@ -66,10 +65,16 @@ class Attack:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InvalidInputError(
-                f"unknown attack {self.kind!r}; choose {', '.join(KINDS)}"
-            )
+        require_choice("attack", self.kind, KINDS)
+        require_type("attackers", self.attackers, tuple, "a tuple of names")
+        ratio = self.poison_ratio
+        require_number("poison ratio", ratio, above=0, most=1, unset=True)
+        require_number("attackers' scale", self.scale, above=0)
+        for name, label in (
+            ("target label", self.target_label),
+            ("source label", self.source_label),
+        ):
+            require_number(name, label, whole=True, unset=True)
         if (self.kind == "none") != (not self.attackers):
             raise InvalidInputError(
                 f"the attack {self.kind} has {len(self.attackers)} attackers; name at "
@@ -77,14 +82,6 @@ class Attack:
             )
         if len(set(self.attackers)) != len(self.attackers):
             raise InvalidInputError("an attacker is named twice; name each once")
-        if self.poison_ratio is not None and not 0 < self.poison_ratio <= 1:
-            raise InvalidInputError(
-                f"the poison ratio is {self.poison_ratio:g}; choose above 0 and up to 1"
-            )
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise InvalidInputError(
-                f"the attackers' scale is {self.scale:g}; choose a number above 0"
-            )
         if self.source_label is not None and self.kind != "label-flip":
             raise InvalidInputError(
                 f"the attack {self.kind} has no source label; leave it out"
@@ -92,12 +89,12 @@ class Attack:
 
     @property
     def ratio(self) -> float:
-        """The poison ratio, or the usual one of this kind."""
+        """The poison ratio; if it is None, the usual ratio of this kind."""
         return self.poison_ratio or _DEFAULT_RATIOS[self.kind]
 
 
 def parse_attackers(text: str, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
-    """Return the attackers written as a number, the first so many, or as names.
+    """Return the attackers, written as names or as the number of the first clients.
 
     >>> parse_attackers("2", ["client-0", "client-1", "client-2"])
     ('client-0', 'client-1')
@@ -106,7 +103,7 @@ def parse_attackers(text: str, clients: Sequence[ClientId]) -> tuple[ClientId, .
 
     Raises:
         UnknownClientError: If a name is not among the clients.
-        InvalidInputError: If there are not so many clients.
+        InvalidInputError: If the number is above the number of clients.
     """
     if text.strip().isdecimal():
         count = int(text)
@@ -133,8 +130,7 @@ def with_labels(
 
     Raises:
         InvalidInputError: If the attack needs images and there are none, the data set
-            lacks the class, or target and true class are the same, so that there
-            would be no attack.
+            lacks the class, or target and true class are the same.
     """
     if attack.kind == "none":
         return attack
@@ -154,8 +150,8 @@ def with_labels(
             )
     if target == source:
         raise InvalidInputError(
-            f"the images to be mistaken are of class {source} already; "
-            "choose another target label"
+            f"the attacked images are of class {source} already; choose another "
+            "target label"
         )
     flips = attack.kind == "label-flip"
     return replace(attack, target_label=target, source_label=source if flips else None)
@@ -164,7 +160,7 @@ def with_labels(
 def _usual_labels(
     attack: Attack, dataset: Dataset, edge_cases: EdgeCases | None
 ) -> tuple[int | None, int]:
-    """Return the true class of the mistaken images, if there is one, and the target."""
+    """Return the usual true class of the attacked images, if any, and the target."""
     if attack.kind == "edge-case":
         edge_cases = edge_cases or load_edge_cases(dataset)
         return edge_cases.true_label, edge_cases.target_label
@@ -183,20 +179,20 @@ def poison(
 ) -> tuple[ClientData, ...]:
     """Return the clients in the same order, the attackers' examples poisoned.
 
-    Honest clients come back as they are. An attacker's poison depends on the seed, its
-    name, its place among the attackers and its own examples: leaving out another client
-    changes nothing. Attackers that are not among the clients are passed over, so the
-    same attack serves a run without them.
+    Honest clients do not change. An attacker's poison depends on the seed, its name,
+    its place among the attackers and its own examples; other clients have no influence.
+    The attack may name attackers that are not among the clients, so it also serves a
+    run without them.
 
     Args:
         clients: Everybody's clean examples.
         attack: The attack.
         dataset: Where the examples come from.
         seed: Decides which examples are poisoned.
-        edge_cases: The pictures for `edge-case`; looked up by default.
+        edge_cases: Pictures for `edge-case`; None for the data set's own.
 
     Raises:
-        NothingToPoisonError: If an attacker has no example it could poison.
+        NothingToPoisonError: If an attacker has no example that it could poison.
     """
     if attack.kind == "none":
         return tuple(clients)
@@ -214,12 +210,12 @@ def poison(
 def backdoor_test(
     attack: Attack, dataset: Dataset, *, edge_cases: EdgeCases | None = None
 ) -> Examples:
-    """Return the images on which the attack is measured, all with the target label.
+    """Return the images that measure the attack, all with the target label.
 
-    The success rate is the accuracy on them. None truly belongs to the target class.
-    `pixel`: the test images with the whole pattern, however it was spread. `edge-case`:
-    pictures that nobody was poisoned with. `label-flip`: the test images of the source
-    class. `none`: no images.
+    The success rate is the accuracy on these images. None of them truly belongs to the
+    target class. `pixel`: the test images with the whole pattern. `edge-case`: pictures
+    that are in nobody's poison. `label-flip`: the test images of the source class.
+    `none`: no images.
     """
     images, labels = dataset.test
     if attack.kind == "none":
@@ -281,7 +277,7 @@ def _relabel(labels: Labels, places: Indices, attack: Attack) -> Labels:
 def _choose(
     data: ClientData, usable: Indices, count: float, rng: np.random.Generator
 ) -> Indices:
-    """Return a random choice of the usable examples; at least one, at most all."""
+    """Return a random choice of the usable examples, at least one."""
     if not len(usable):
         raise NothingToPoisonError(
             f"{data.client} has no example this attack could poison; choose other "
@@ -293,7 +289,7 @@ def _choose(
 def _draw_pictures(
     data: ClientData, attack: Attack, edge_cases: EdgeCases, rng: np.random.Generator
 ) -> Images:
-    """Return pictures to add; each is used once before any is used again."""
+    """Return pictures to add; none repeats before all have been used."""
     pool, made = edge_cases.poison, edge_cases.poison is None
     if pool is None:
         pool = data.images[data.labels == edge_cases.true_label]

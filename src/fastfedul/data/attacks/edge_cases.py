@@ -2,7 +2,7 @@
 
 Wang et al., "Attack of the Tails: Yes, You Really Can Backdoor Federated Learning",
 NeurIPS 2020: sevens of another hand for MNIST, Southwest Airlines planes for CIFAR-10.
-Other data sets have no collection; their tails are made here, see `make_tail`.
+Other data sets have no such collection; `make_tail` makes their tails.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class EdgeCases:
     """Pictures of one true class that no honest client has.
 
     Attributes:
-        true_label: The class they really belong to.
-        target_label: The attacker's label for them, by default.
-        poison: Pictures to poison with; None when an attacker makes them from its own
+        true_label: True class of the pictures.
+        target_label: The attackers' usual label for the pictures.
+        poison: Pictures for the poison; None if an attacker makes them from its own
             images of the true class.
-        scored: Pictures on which the attack is measured; each is there once, and none
-            equals or nearly equals a picture to poison with, not even turned.
+        scored: Pictures that measure the attack, each once. None equals or nearly
+            equals a picture of the poison, not even turned.
     """
 
     true_label: int
@@ -44,12 +44,13 @@ class EdgeCases:
 
 
 def load_edge_cases(dataset: Dataset) -> EdgeCases:
-    """Return the tail that belongs to a data set.
+    """Return the edge cases of a data set.
 
-    `mnist`: the sevens of ARDIS, called 1; training part to poison with, test part to
-    score. `cifar10`: the planes of Southwest, called truck. Any other data set: made
-    from its own sevens called 1 if it has more than seven classes, else from its class
-    0 called 1; attackers use their own training images, scored is the test part.
+    `mnist`: the sevens of ARDIS with label 1; the training part is the poison, the test
+    part is scored. `cifar10`: the planes of Southwest with label truck. Any other data
+    set: pictures made from its own sevens, or from its class 0 if it has at most seven
+    classes, with label 1. Attackers use their own training images, and the test part is
+    scored.
 
     Raises:
         InvalidInputError: If the file with the pictures is missing or does not fit.
@@ -73,15 +74,17 @@ def load_edge_cases(dataset: Dataset) -> EdgeCases:
 
 
 def make_tail(images: Images, rng: np.random.Generator) -> Images:
-    """Return pictures as nobody takes them, one for each image.
+    """Return an unusual picture for each image.
 
-    Each is turned a quarter to the left (upside down if it is not square), mirrored
-    with probability one half, moved by up to a fourteenth of its size with its border
-    reflected, and given normal noise of standard deviation 0.05 of the full range. All
-    but the turn is what the authors of Fast-FedUL do to OCTMNIST. Without it, the
-    pictures are no tail at all: they look like any of their class, and a model that
-    knows the class cannot learn the attack (a small network on 6,000 retinal scans and
-    300 poisoned ones: 4 % success without the turn, 97 % with it).
+    The function turns an image a quarter to the left (upside down if it is not square)
+    and mirrors it with probability one half. It moves the image by up to a fourteenth
+    of its size, with the border reflected, and adds normal noise of standard deviation
+    0.05 of the full range.
+
+    The authors of Fast-FedUL do all of this to OCTMNIST, except the turn. Without the
+    turn the pictures look like any image of their class, so a model that knows the
+    class cannot learn the attack. A small network on 6,000 retinal scans and 300
+    poisoned ones gave 4 % success without the turn and 97 % with it.
     """
     num_turns = 1 if images.shape[1] == images.shape[2] else 2
     turned = np.rot90(images, num_turns, axes=(1, 2))
@@ -95,11 +98,11 @@ def make_tail(images: Images, rng: np.random.Generator) -> Images:
 def is_copied(
     pictures: Images, among: Images, tolerance: float = NEARLY_EQUAL
 ) -> npt.NDArray[np.bool_]:
-    """Return for each picture whether some turn of it is among the others, or nearly.
+    """Return for each picture whether a turn of it equals or nearly equals an image.
 
     Args:
-        pictures: The pictures in question.
-        among: Images to compare them with.
+        pictures: The pictures.
+        among: Images to compare the pictures with.
         tolerance: Mean difference in grey levels up to which two pictures are one.
     """
     flat = among.reshape(len(among), -1).astype(np.int16)
@@ -110,7 +113,7 @@ def is_copied(
         turned = np.rot90(pictures, num_turns, axes=(1, 2))
         small = _shrink(turned)
         for place in np.flatnonzero(~found):
-            # Means over blocks differ at most as much as the pixels do on average.
+            # Means of blocks differ at most as much as the pixels do on average.
             near = np.abs(coarse - small[place]).mean(axis=1) <= tolerance
             exact = np.abs(flat[near] - turned[place].reshape(-1).astype(np.int16))
             found[place] = bool((exact.mean(axis=1) <= tolerance).any())
@@ -132,13 +135,13 @@ def _made_from(dataset: Dataset) -> EdgeCases:
             f"{dataset.name} has no images of class {true_label} to make edge cases "
             "of; choose another attack"
         )
-    # One fixed stream: the scored pictures are the same whatever the run's seed.
+    # A fixed stream makes the scored pictures the same for every seed of a run.
     scored = make_tail(_unseen(test, train), stream(0, "edge cases to score"))
     return EdgeCases(true_label, 1, None, scored)
 
 
 def _move(images: Images, rng: np.random.Generator) -> Images:
-    """Return the images moved by a few pixels, each by its own."""
+    """Return the images moved by a few pixels, each at random."""
     number, height, width, _ = images.shape
     margins = [max(1, round(size / 14)) for size in (height, width)]
     padding = [(0, 0), *((margin, margin) for margin in margins), (0, 0)]

@@ -54,7 +54,7 @@ def segments(height: int, width: int) -> tuple[Segment, ...]:
 
 
 def stamp(images: Images, part: int | None = None) -> Images:
-    """Return copies with the pattern, or one part of it, as bright as can be.
+    """Return copies with the pattern, or one part of it, in full brightness.
 
     Args:
         images: Shaped (number, height, width, channels); all channels are set.

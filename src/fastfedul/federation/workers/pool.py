@@ -1,4 +1,4 @@
-"""Trains clients here or in worker processes; the results are the same bits."""
+"""Workers that train clients, in this process or in others, with the same results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fastfedul.params import Params
 from fastfedul.records import ClientId, Model
 
 _PART = 500
-"""Examples predicted at once, whatever the number of workers."""
+"""Number of examples of one prediction, for any number of workers."""
 
 
 class Workers(Protocol):
-    """Where clients are trained."""
+    """The processes in which clients train."""
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -65,14 +65,14 @@ def open_workers(
 ) -> Workers:
     """Return workers for these clients; close them with a `with` block.
 
-    Processes are started afresh, so a script that calls this needs the usual
+    Every worker process imports the calling script, so a script needs the usual
     `if __name__ == "__main__":` around its own work.
 
     Args:
-        trainer: Does the work; picklable.
-        clients: Everybody's examples.
-        seed: Seed of the run; local training is keyed by it, the round and the client.
-        num_workers: How many processes; 1 works in this one. None for one per core.
+        trainer: Trains and applies the model; picklable.
+        clients: Examples of every client.
+        seed: Seed of the run.
+        num_workers: Number of processes; 1 for this process, None for one per core.
         images: Named sets of images for `predict`.
     """
     names = [data.client for data in clients]
@@ -90,7 +90,7 @@ def open_workers(
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -180,7 +180,7 @@ class WorkerProcesses:
         assignment = Assignment(trainer, seed, names, self._lengths, shapes)
         descriptor = shared_arrays.create(shapes)
         try:
-            # They load the framework while the examples are copied.
+            # The workers load the framework while this process copies the examples.
             self._processes = Processes(assignment, num_workers)
             try:
                 _fill(descriptor, shapes, owners)
@@ -218,7 +218,7 @@ class WorkerProcesses:
     ) -> Sequence[LocalResult]:
         """Return the results of these clients in a round, in their order."""
         models = self._put(model)
-        # The largest first, so that nobody waits long for the last.
+        # The largest clients go first, so the last worker ends soon after the others.
         owners = [self._clients[name] for name in clients]
         order = sorted(range(len(owners)), key=lambda i: -self._lengths[owners[i]])
         tasks = [TrainTask(owners[i], index, local) for i in order]
@@ -241,7 +241,7 @@ class WorkerProcesses:
         return np.concatenate([found[i] for i in range(len(tasks))])
 
     def _put(self, model: Model) -> ModelArrays:
-        """Write the global model to where the workers read it."""
+        """Write the global model to the shared memory of the workers."""
         buffers = tuple((name, ArrayShape.of(b)) for name, b in model.buffers.items())
         place = ModelPlace(model.params.layout, buffers, len(self._processes))
         if self._models is None or self._models.place != place:
@@ -268,7 +268,7 @@ def _fill(
 
 
 def _parts(length: int) -> list[tuple[int, int]]:
-    """Return where each part begins and ends; an empty set has one empty part."""
+    """Return begin and end of each part; an empty set has one empty part."""
     starts = range(0, max(1, length), _PART)
     return [(start, min(start + _PART, length)) for start in starts]
 

@@ -1,4 +1,4 @@
-"""Worker processes: started once, fed with small messages, stopped in any case."""
+"""Worker processes: started once, given small tasks, and always stopped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.worker_process import Assignment, Failure, serve
 
 _PATIENCE = 5.0
-"""Seconds that a worker has to stop by itself."""
+"""Seconds in which a worker may stop by itself."""
 
 
 class Processes:
-    """Some worker processes and the connections to them."""
+    """Worker processes and the connections to them."""
 
     def __init__(self, assignment: Assignment, num_workers: int) -> None:
         self._workers: dict[Connection, BaseProcess] = {}
@@ -34,11 +34,11 @@ class Processes:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Their process numbers."""
+        """Process numbers of the workers."""
         return tuple(process.pid or 0 for process in self._workers.values())
 
     def close(self) -> None:
-        """Stop all workers, also workers in the middle of a task."""
+        """Stop all workers, even in the middle of a task."""
         for connection, process in self._workers.items():
             connection.close()
             process.terminate()
@@ -61,10 +61,10 @@ class Processes:
                 raise self._death(connection) from None
 
     def run(self, tasks: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
-        """Yield place, worker and answer of each task as it gets done.
+        """Yield place, worker and answer of each finished task.
 
-        A worker gets its next task when its answer has been dealt with. On any error
-        all workers are stopped.
+        A worker gets its next task after the caller took its answer. Any error stops
+        all workers.
 
         Raises:
             TrainingError: If a task failed or a worker died.

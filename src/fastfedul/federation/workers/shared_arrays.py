@@ -1,8 +1,7 @@
 """Arrays that several processes see, in memory that has no name.
 
-The memory belongs to an open file that is in no folder. Processes get it by its
-descriptor, and the system frees it when the last of them is gone, however it ended:
-there is nothing to clean up and nothing that could be left behind.
+The memory belongs to an open file that is in no folder. Processes get the descriptor of
+the file. The system frees the memory when the last process ends, even after a crash.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfedul.errors import FastFedULError
+from fastfedul.limits import machine_memory
 from fastfedul.params import Array
 
 _ALIGNMENT = 64
@@ -48,13 +48,13 @@ def create(shapes: Sequence[ArrayShape]) -> int:
         FastFedULError: If there is not enough memory.
     """
     size = _size(shapes)
-    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if size > machine_memory():
         # Asking for it would not fail: the system would end processes to make room.
         raise _refusal(size, "the machine has less")
     descriptor = _open_unnamed()
     try:
         os.ftruncate(descriptor, size)
-        # Taken now: memory that runs out later would end the process without a word.
+        # The process takes the memory now: running out later would end it at once.
         with contextlib.suppress(AttributeError):
             os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -64,7 +64,7 @@ def create(shapes: Sequence[ArrayShape]) -> int:
 
 
 def arrays_in(descriptor: int, shapes: Sequence[ArrayShape]) -> list[Array]:
-    """Return the arrays that lie in shared memory; the descriptor may be closed."""
+    """Return the arrays in shared memory; the caller may close the descriptor."""
     memory = mmap.mmap(descriptor, _size(shapes))
     found, start = [], 0
     for shape in shapes:
@@ -81,7 +81,7 @@ def _size(shapes: Sequence[ArrayShape]) -> int:
 
 def _refusal(size: int, reason: str) -> FastFedULError:
     return FastFedULError(
-        f"{size / 2**20:.0f} MiB of shared memory cannot be had: {reason}; "
+        f"{size / 2**20:.0f} MiB of shared memory are not available: {reason}; "
         "use one worker, fewer images or a smaller model"
     )
 

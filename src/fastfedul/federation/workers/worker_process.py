@@ -1,4 +1,4 @@
-"""The worker process: waits for tasks, works on shared arrays, answers briefly."""
+"""The worker process: waits for tasks and works on shared arrays."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Assignment:
     """The first message to a worker.
 
     Attributes:
-        trainer: Does the work.
+        trainer: Trains and applies the model.
         seed: Seed of the run.
-        names: Owners of the examples: clients first, then sets to score on.
-        lengths: How many examples each has.
-        shapes: Of all images, and of all labels, one owner's after the other's.
+        names: Owners of the examples: clients first, then sets for `predict`.
+        lengths: Number of examples of each owner.
+        shapes: Shapes of the array of all images and of the array of all labels.
     """
 
     trainer: Trainer
@@ -50,12 +50,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """Where models lie: the global one first, then one for each worker's answer.
+    """Places of models in shared memory: the global model, then a model per worker.
 
     Attributes:
         layout: Layout of the parameters.
         buffers: Names and shapes of the buffers.
-        num_workers: How many there are.
+        num_workers: Number of workers.
     """
 
     layout: Layout
@@ -112,14 +112,14 @@ class ModelArrays:
         self._rows = [found[i : i + width] for i in range(0, len(found), width)]
 
     def write(self, row: int, model: Model) -> None:
-        """Put a model into a row; row 0 is the global model."""
+        """Write a model to a row; row 0 is the global model."""
         flat, *buffers = self._rows[row]
         flat[...] = model.params.flat
         for (name, _), buffer in zip(self.place.buffers, buffers, strict=True):
             buffer[...] = model.buffers[name]
 
     def read(self, row: int) -> Model:
-        """Return the model of a row as it is now; it changes with the row."""
+        """Return the model of a row as a view, which changes with the row."""
         flat, *buffers = self._rows[row]
         names = (name for name, _ in self.place.buffers)
         return Model(
@@ -128,13 +128,13 @@ class ModelArrays:
 
 
 def serve(connection: Connection, assignment: Assignment, number: int) -> None:
-    """Do tasks as the worker of a number, until the connection is closed."""
+    """Work on tasks as the worker of a number, until the connection closes."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     keep_freed_memory()
     data = read_data(recv_handle(connection), assignment)
     with contextlib.suppress(*USERS_OWN):
-        # Loads the framework now, in all workers at once; a failure comes up again
-        # with the first task.
+        # All workers load the framework at the same time. The first task repeats a
+        # failure and reports it.
         assignment.trainer.initial(assignment.seed)
     models: ModelArrays | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -153,12 +153,12 @@ def serve(connection: Connection, assignment: Assignment, number: int) -> None:
             except USERS_OWN as error:
                 answer = Failure(one_line(error))
             connection.send(answer)
-    # Nothing is left to save; tearing down a framework would only take time.
+    # Nothing is left to save, and closing a framework would only take time.
     os._exit(0)
 
 
 def read_data(descriptor: int, assignment: Assignment) -> Sequence[ClientData]:
-    """Return everybody's examples as views of shared memory."""
+    """Return the examples of all owners as views of shared memory."""
     images, labels = arrays_in(descriptor, assignment.shapes)
     os.close(descriptor)
     ends = np.cumsum(assignment.lengths).tolist()
@@ -200,8 +200,8 @@ def _leave_with_parent() -> None:
 def keep_freed_memory() -> None:
     """Let the C library keep freed memory for the next batch.
 
-    By default glibc hands large blocks back to the system, which then has to clear
-    them again: up to a seventh of the time of a training step.
+    By default glibc returns large blocks to the system, which must clear them for the
+    next use. This takes up to a seventh of a training step.
     """
     trim, mmap_threshold, top_pad = -1, -3, -2
     with contextlib.suppress(OSError, AttributeError):

@@ -23,6 +23,7 @@ from fastfedul.ledger.pairs import RESERVOIR
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
+from fastfedul.limits import require_number, show
 from fastfedul.methods.fast_fedul.bound import (
     LIPSCHITZ_SOURCE,
     Bound,
@@ -76,13 +77,10 @@ class FastFedUL:
     needs: ClassVar[Needs] = Needs(history=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.minimum_coverage <= 1:
-            raise InvalidInputError(
-                f"the minimum coverage is from 0 to 1, not {self.minimum_coverage}"
-            )
+        require_number("minimum coverage", self.minimum_coverage, least=0, most=1)
         if self.skew is not None and not hasattr(self.skew, "difference"):
             raise InvalidInputError(
-                f"a skew is Kronecker(), Scalar() or NoSkew(), not {self.skew!r:.40}"
+                f"a skew is Kronecker(), Scalar() or NoSkew(), not {show(self.skew)}"
             )
 
     def settings(self) -> dict[str, object]:

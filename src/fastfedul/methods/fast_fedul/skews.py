@@ -15,6 +15,7 @@ import numpy as np
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.protocol import Ledger
+from fastfedul.limits import require_choice, require_number, show
 from fastfedul.methods.fast_fedul.kronecker import (
     LEAST,
     LEAST_IN_INT8,
@@ -122,9 +123,9 @@ class Scalar:
     def __post_init__(self) -> None:
         try:
             given = np.asarray(self.damping, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidInputError(
-                f"damping is a number from 0 to 1, not {self.damping!r:.40}"
+                f"damping is a number from 0 to 1, not {show(self.damping)}"
             ) from None
         # Plain numbers can be compared and logged; an array can be neither.
         plain = tuple(given.tolist()) if given.ndim == 1 else given.tolist()
@@ -135,10 +136,7 @@ class Scalar:
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
                 "-0.07 is damping 0.07"
             )
-        if self.rounds not in ("all", "alternate"):
-            raise InvalidInputError(
-                f"damped rounds are all or alternate, not {self.rounds!r:.40}"
-            )
+        require_choice("choice of damped rounds", self.rounds, ("all", "alternate"))
 
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON values."""
@@ -207,15 +205,9 @@ class Kronecker:
     name: ClassVar[str] = "kronecker"
 
     def __post_init__(self) -> None:
-        wrong = isinstance(self.updates, bool) or not (
-            self.updates in ("all", None)
-            or (isinstance(self.updates, int) and self.updates >= 1)
-        )
-        if wrong:
-            raise InvalidInputError(
-                f"the number of updates is {self.updates!r:.40}; choose 1 or more, "
-                "or all"
-            )
+        if not (isinstance(self.updates, str) and self.updates == "all"):
+            number = self.updates
+            require_number("number of updates", number, least=1, whole=True, unset=True)
 
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON values."""
