@@ -27,6 +27,7 @@ from benchmarks.fault_writer import (
 )
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, verify
 from fastfedul.ledger.protocol import vector
+from fastfedul.ledger.store.array_files import SET_ASIDE
 from fastfedul.params import Flat, weighted_sum
 from fastfedul.records import VectorRef
 from fastfedul.rng import stream
@@ -175,6 +176,7 @@ def condition(ledger: DiskLedger) -> Iterator[str]:
     """Yield what is wrong with the files after the ledger was opened for writing."""
     names = {entry.name for entry in os.scandir(ledger.path)}
     strange = names - {"arrays", "certificates", "index.sqlite", "lock", JOURNAL}
+    strange -= {SET_ASIDE}
     if strange:
         yield f"{sorted(strange)} were left behind"
     if JOURNAL in names and (ledger.path / JOURNAL).read_bytes()[:1] > b"\0":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -33,7 +34,8 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
-from fastfedul.errors import InvalidInputError, LedgerDamagedError
+from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
+from fastfedul.forgetting.folder import require_newest, run_model_problem
 from fastfedul.ledger.advice import Option, options_within
 from fastfedul.ledger.changes.compact import Compaction
 from fastfedul.ledger.changes.drop import dropped_by
@@ -331,6 +333,8 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
     try:
         with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
             found = verify(ledger, progress)
+            beside = _problems_beside(ledger)
+            found = replace(found, problems=(*found.problems, *beside))
             sums_only = not found.problems and ledger.settings.history == "sums"
     except LedgerDamagedError as error:
         # An index so damaged that it cannot even be opened.
@@ -380,6 +384,17 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
+def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
+    """Yield what is wrong with the files beside a ledger."""
+    try:
+        require_newest(ledger)
+        problem = run_model_problem(ledger)
+        if problem is not None:
+            yield f"{problem}; fastfedul request apply writes it again"
+    except LedgerError as error:
+        yield str(error)
+
+
 @app.command()
 def compact(
     path: LedgerPath,
@@ -408,6 +423,9 @@ def compact(
     if policy.history != "sums":
         raise InvalidInputError(f"--keep is sums or sums:K here, not {keep!r:.40}")
     with DiskLedger(path) as ledger:
+        if ledger.settings.history == "sums":
+            _say_compacted(path, ledger, json=json)
+            return
         found = ledger.compaction(policy.sums_from)
         if not json:
             _announce(path, found)
@@ -421,6 +439,16 @@ def compact(
         out().print("Dry run: the ledger is unchanged.")
     else:
         out().print(f"Compacted to {show_bytes(found.bytes_after)}.")
+
+
+def _say_compacted(path: Path, ledger: DiskLedger, *, json: bool) -> None:
+    """Say that there is nothing to do, as after a compaction that was interrupted."""
+    size = ledger.num_array_bytes()
+    if json:
+        nothing = Compaction(size, size, (), ())
+        print_json({"path": str(path), "dry_run": False, **asdict(nothing)})
+    else:
+        out().print("Nothing to do: the ledger keeps sums already.")
 
 
 @app.command("import")

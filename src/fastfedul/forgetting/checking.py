@@ -18,6 +18,7 @@ from fastfedul.errors import (
 )
 from fastfedul.forgetting.certificates import Certificate
 from fastfedul.forgetting.envelopes import Envelope
+from fastfedul.forgetting.folder import run_model_of, run_model_problem
 from fastfedul.forgetting.signing import PublicKey
 from fastfedul.forgetting.statements import (
     Predicate,
@@ -55,7 +56,7 @@ class Check:
 
     Attributes:
         name: `signature`, `time`, `stamp`, `ledger`, `log`, `request`, `chain`,
-            `model`, `clients` or `recomputed`.
+            `model`, `deployed`, `clients` or `recomputed`.
         verdict: Whether it holds.
         text: The finding, in one line.
     """
@@ -219,6 +220,7 @@ def _check_ledger(statement: Statement, ledger: LedgerReader) -> list[Check]:
         *_check_requests(entry, ledger),
         _check_chain(entry, later, ledger),
         _check_model(entry, later, ledger),
+        *_check_run_model(ledger),
         _check_clients(entry, ledger),
         _check_computation(entry, log, ledger),
     ]
@@ -299,6 +301,15 @@ def _compare(name: str, found: str, said: object, where: str) -> Check:
     if found == said:
         return Check(name, "holds", f"{where} has the digest after the forgetting")
     return Check(name, "fails", f"{where} has {found}, the certificate {said}")
+
+
+def _check_run_model(ledger: LedgerReader) -> list[Check]:
+    """Return whether the model file of the ledger's run follows the ledger."""
+    if run_model_of(ledger.path) is None:
+        return []
+    problem = run_model_problem(ledger)
+    text = problem or "the run's model file holds a model since the last forgetting"
+    return [Check("deployed", "fails" if problem else "holds", text)]
 
 
 def _check_clients(entry: LogEntry, ledger: LedgerReader) -> Check:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastfedul.errors import FastFedULError
-from fastfedul.forgetting.certificates import certificates_folder, write_certificates
+from fastfedul.errors import FastFedULError, InvalidInputError, LedgerDamagedError
+from fastfedul.forgetting.certificates import (
+    certificates_folder,
+    read_certificate,
+    write_certificates,
+)
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.ledger.disk import LedgerReader
-from fastfedul.ledger.store.model_files import read_note, write_model
+from fastfedul.ledger.store.model_files import holds_model, read_note, write_model
 
 RUN_CONFIG = "config.toml"
 """The file that makes a folder a run."""
@@ -39,6 +43,62 @@ def write_run_model(ledger: LedgerReader, place: Path) -> None:
     write_model(place, ledger.final, {_NOTE: ledger.model_digest})
 
 
+def run_model_problem(ledger: LedgerReader) -> str | None:
+    """Return what is wrong with the model file of a ledger's run; None if nothing is.
+
+    While training goes on, the file may hold an earlier model, but none from before
+    the last forgetting. Every value is compared, not only the digest that the file
+    names.
+    """
+    place = run_model_of(ledger.path)
+    if place is None:
+        return None
+    with ledger.snapshot():
+        named = read_note(place, _NOTE)
+        if named == ledger.model_digest:
+            same = holds_model(place, ledger.final)
+            return None if same else f"{place} does not hold the model that it names"
+        for model in reversed(ledger.lineage()):
+            if model.digest == named:
+                return None
+            if model.origin == "forgetting":
+                break
+    return f"{place} holds a model from before the last forgetting, or another one"
+
+
+def require_newest(ledger: LedgerReader, certificates: Path | None = None) -> None:
+    """Raise if a certificate beside the ledger tells of a log that it does not have.
+
+    Then somebody has restored an older copy of the ledger, and clients that were
+    forgotten are back. Certificates of other ledgers do not count.
+
+    Args:
+        ledger: The ledger.
+        certificates: Folder of the certificates; None for the usual folder.
+
+    Raises:
+        LedgerDamagedError: If a certificate has an entry that the log lacks.
+    """
+    folder = certificates_folder(ledger.path) if certificates is None else certificates
+    digests = [entry.digest for entry in ledger.log()]
+    for path in sorted(folder.glob("*.json")):
+        try:
+            told = read_certificate(path).predicate
+        except InvalidInputError:
+            continue
+        place = told.log.entry - 1
+        if told.ledger.id != ledger.ledger_id or digests[place : place + 1] == [
+            told.log.digest
+        ]:
+            continue
+        names = ", ".join(f"{name!r:.80}" for name in told.clients[:3])
+        raise LedgerDamagedError(
+            f"the ledger at {ledger.path} is older than {path}, which tells that "
+            f"{names} was forgotten, so nothing was done; restore the newest copy, or "
+            "move that certificate elsewhere and forget the client again"
+        )
+
+
 def bring_up_to_date(
     ledger: LedgerReader, key: SigningKey | None, certificates: Path | None = None
 ) -> tuple[Path, ...]:
@@ -53,12 +113,14 @@ def bring_up_to_date(
         certificates: Folder of the certificates; None for the usual folder.
 
     Raises:
+        LedgerDamagedError: If a certificate tells of a log that the ledger lacks.
         FastFedULError: If a file cannot be written. The ledger keeps its record, and
             the next call writes the file.
     """
+    require_newest(ledger, certificates)
     written: list[Path] = []
     place = run_model_of(ledger.path)
-    if place is not None and read_note(place, _NOTE) != ledger.model_digest:
+    if place is not None and run_model_problem(ledger) is not None:
         try:
             write_run_model(ledger, place)
         except FastFedULError as error:

@@ -70,6 +70,8 @@ from fastfedul.ledger.store.folder import (
     explain,
     find_ledger,
     new_folder,
+    release_lock,
+    require_lock,
 )
 from fastfedul.ledger.store.index import AnyRow, Index
 from fastfedul.ledger.store.object_arrays import ObjectArrays
@@ -524,9 +526,9 @@ class DiskLedger(LedgerReader):
         try:
             self._lock = acquire_lock(self.path)
             with self.index.reading():
-                rows = self._all(FileRow)
+                rows, next_file = self._all(FileRow), self.head.next_file
             self.files.take_over(self.index)
-            self.files.sweep({row.file: row.num_bytes for row in rows})
+            self.files.sweep({row.file: row.num_bytes for row in rows}, next_file)
         except BaseException:
             self._release()
             raise
@@ -622,7 +624,7 @@ class DiskLedger(LedgerReader):
         super().close()
         self._pool.shutdown()
         if self._lock >= 0:
-            os.close(self._lock)
+            release_lock(self._lock)
             self._lock = -1
 
     def append(self, round_: Round) -> Model:
@@ -790,6 +792,7 @@ class DiskLedger(LedgerReader):
                 change = Transaction(self.index, self.files, self._settings, self._pool)
                 yield change
                 change.finish()
+                require_lock(self._lock, self.path)
         except BaseException:
             if change is not None:
                 self._undo(change)

@@ -20,7 +20,7 @@ from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.forgetting.folder import RUN_MODEL, write_run_model
+from fastfedul.forgetting.folder import RUN_MODEL, require_newest, write_run_model
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
@@ -324,7 +324,13 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     """Return the run's ledger; if it has none yet, begin the run."""
     folder = path / LEDGER
     if (folder / INDEX).is_file():
-        return _with_budget(DiskLedger(folder), config)
+        ledger = DiskLedger(folder)
+        try:
+            require_newest(ledger)
+            return _with_budget(ledger, config)
+        except BaseException:
+            ledger.close()
+            raise
     if folder.exists() and (path / METRICS).exists():
         raise FastFedULError(
             f"{folder} is damaged: it has no {INDEX}; restore it from a backup"

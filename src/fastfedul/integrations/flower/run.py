@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.forgetting.folder import require_newest
 from fastfedul.forgetting.requests import apply_requests, has_waiting
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
@@ -114,6 +115,7 @@ class RecordedRun:
         if (self.path / INDEX).is_file():
             self._ledger = DiskLedger(self.path)
             try:
+                require_newest(self._ledger, self._answering.certificates)
                 self._check(initial)
             except BaseException:
                 self.close()

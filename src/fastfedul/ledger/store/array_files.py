@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+SET_ASIDE = "set-aside"
+"""Folder beside the array files, of files that the index does not know."""
 
 _OURS = re.compile(r"([0-9]{8,})\.safetensors")
 """Names of array files."""
@@ -206,8 +210,11 @@ class ArrayFiles:
             LedgerError: If a file must be gone and is still there.
         """
         left = self._unlink(numbers)
-        if not numbers or not for_good:
+        if not for_good:
+            with contextlib.suppress(OSError):
+                self._drop_set_aside()
             return
+        self._drop_set_aside()
         sync_folder(self.folder)
         for number in numbers:
             if self.path(number).exists():
@@ -257,25 +264,39 @@ class ArrayFiles:
             raise LedgerError(f"cannot list {self.folder}: {why(error)}") from None
         return sorted(strays), sorted(foreign)
 
-    def sweep(self, known: Mapping[int, int]) -> None:
+    def sweep(self, known: Mapping[int, int], next_file: int) -> None:
         """Remove the bytes that an interrupted writer left.
 
-        These are array files that no committed row names, and bytes behind those that
-        count in the others. A file that does not look like an array file was not left
-        by a writer, and stays.
+        Nothing is touched unless every file that the index names is there. An index
+        that is older than the files names a model that a later change has removed, so
+        it ends here.
+
+        Files that the index has let go of are removed. Files that it does not know yet
+        are set aside until the next change is committed: then the ledger has gone on
+        without them. Bytes behind those that count in a shared file are cut off. A file
+        that does not look like an array file was not left by a writer, and stays.
 
         Args:
             known: Bytes that count in each committed file, by number.
+            next_file: Number of the next new file.
+
+        Raises:
+            LedgerDamagedError: If a file that the index names is not there.
         """
+        self._require_here(known)
         strays, _ = self._unnamed_here(known)
         try:
             for name in strays:
-                (self.folder / name).unlink()
+                number = number_in(name)
+                if number is not None and number >= next_file:
+                    self._set_aside.mkdir(mode=0o700, exist_ok=True)
+                    (self.folder / name).replace(self._set_aside / name)
+                else:
+                    (self.folder / name).unlink()
             for number, num_bytes in known.items():
                 path = self.path(number)
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_size > num_bytes:
-                        os.truncate(path, num_bytes)
+                if path.stat().st_size > num_bytes:
+                    os.truncate(path, num_bytes)
             if strays:
                 sync_folder(self.folder)
         except OSError as error:
@@ -283,6 +304,33 @@ class ArrayFiles:
                 f"cannot remove what an interrupted writer left in {self.folder}: "
                 f"{why(error)}"
             ) from None
+
+    def _require_here(self, known: Mapping[int, int]) -> None:
+        """Raise unless local files of at least so many bytes are there."""
+        lost = []
+        for number, num_bytes in sorted(known.items()):
+            try:
+                if self.path(number).stat().st_size < num_bytes:
+                    lost.append(number)
+            except OSError:
+                lost.append(number)
+        if lost:
+            raise LedgerDamagedError(
+                f"{self.folder} lacks {len(lost)} of the {len(known)} files that the "
+                f"index names, or their ends, such as {file_name(lost[0])}; nothing "
+                "was changed; the index may be older than the files, so restore both "
+                "from one backup"
+            )
+
+    @property
+    def _set_aside(self) -> Path:
+        """The folder of files that the index does not know."""
+        return self.folder.parent / SET_ASIDE
+
+    def _drop_set_aside(self) -> None:
+        """Remove the files that were set aside."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._set_aside)
 
     def take_over(self, index: Index) -> None:
         """Prepare the place of the files for the one writer, before the sweep."""

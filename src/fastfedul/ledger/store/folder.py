@@ -84,7 +84,50 @@ def acquire_lock(folder: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise explain(error, folder, "the writer") from None
+    _held.add(descriptor)
     return descriptor
+
+
+def require_lock(descriptor: int, folder: Path) -> None:
+    """Raise unless this process still holds the lock of a ledger.
+
+    Somebody may have removed the lock file. Then another process can take a new lock
+    and write, too.
+    """
+    try:
+        own, there = os.fstat(descriptor), (folder / LOCK).stat()
+        if descriptor in _held and (own.st_dev, own.st_ino) == (
+            there.st_dev,
+            there.st_ino,
+        ):
+            return
+    except OSError:
+        pass
+    raise LedgerLockedError(
+        f"this process has lost the lock of {folder}, because the file {LOCK} was "
+        "removed or replaced or the process was forked; nothing was recorded; open the "
+        "ledger again"
+    )
+
+
+def release_lock(descriptor: int) -> None:
+    """Let another process write."""
+    if descriptor in _held:
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+def _leave_locks() -> None:
+    """Close the locks in a forked child, which would keep them after its parent."""
+    for descriptor in list(_held):
+        release_lock(descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 def explain(error: OSError, folder: Path, what: str) -> LedgerError:

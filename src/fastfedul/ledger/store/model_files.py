@@ -93,6 +93,19 @@ def read_note(path: Path, name: str) -> str | None:
     return None if found is None else str(found)
 
 
+def holds_model(path: Path, model: Model) -> bool:
+    """Return whether a file holds a model, value by value, as it would be written."""
+    wanted = {**_exported(path, model.params), **model.buffers}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return set(file.keys()) == set(wanted) and all(
+                np.array_equal(file.get_tensor(name), array)
+                for name, array in wanted.items()
+            )
+    except (OSError, SafetensorError):
+        return False
+
+
 @contextlib.contextmanager
 def model_written(
     path: Path, model: Model, notes: Mapping[str, str] | None = None

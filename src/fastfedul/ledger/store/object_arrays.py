@@ -279,18 +279,37 @@ class ObjectArrays(ArrayFiles):
         if newest < head.next_file:
             self.copy(index)
 
-    def sweep(self, known: Mapping[int, int]) -> None:
+    def sweep(self, known: Mapping[int, int], next_file: int) -> None:
         """Remove the bytes and objects that an interrupted writer left.
 
         Args:
             known: Bytes that count in each committed file, by number.
+            next_file: Number of the next new file.
+
+        Raises:
+            LedgerDamagedError: If a file that the index names is not there.
         """
+        self._require_stored(known)
         for part in self.folder.glob("*.part"):
             part.unlink(missing_ok=True)
         # Other local files that are committed were written to the store before.
         here = {number: known[number] for number in self._staying if number in known}
-        super().sweep(here)
+        super().sweep(here, next_file)
         self.store.purge(self._kept(known))
+
+    def _require_stored(self, known: Iterable[int]) -> None:
+        """Raise unless every file lies in the local folder or in the store."""
+        stored = set(self.store.names("arrays"))
+        lost = [
+            number
+            for number in sorted(known)
+            if array_name(number) not in stored and not self.path(number).exists()
+        ]
+        if lost:
+            raise LedgerDamagedError(
+                f"{self.store.address} lacks {len(lost)} of the objects that the index "
+                f"names, such as {array_name(lost[0])}; nothing was changed"
+            )
 
     def check_change(self, *, erases: bool) -> None:
         """Raise unless this folder may write, and the bucket lets go of objects.
