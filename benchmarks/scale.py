@@ -24,6 +24,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import numpy as np
 
@@ -53,7 +54,9 @@ from fastfedul import (
     preview,
     verify,
 )
+from fastfedul.methods.protocol import coverage_of
 from fastfedul.params import Layout, Slot
+from fastfedul.records import StorageDtype
 from fastfedul.rng import stream
 
 
@@ -121,39 +124,69 @@ def many_clients(folder: Path, sizes: Sizes) -> Figures:
 
 
 def phone_federation(folder: Path, sizes: Sizes) -> Figures:
-    """Return what a federation of phones costs that keeps ten updates a round."""
+    """Return what a federation of phones costs, by what its ledger keeps."""
     clients, drawn, rounds, values = sizes.phones
-    path = folder / "phones"
-    shutil.rmtree(path, ignore_errors=True)
     layout = Layout((Slot("w", (values // 100, 100), "float32"),))
+    figures = {
+        "phones_gb_with_all": rounds * (drawn + 1) * 4 * layout.size / 1e9,
+    }
+    # The budget is a third of what the sums take without one.
+    for name, text, dtype, part in (
+        ("optimal", "optimal:10", "float32", None),
+        ("sums", "sums:3", "int8", None),
+        ("budget", "sums:3", "int8", 1 / 3),
+    ):
+        path = folder / f"phones-{name}"
+        shutil.rmtree(path, ignore_errors=True)
+        budget = None
+        if part is not None:
+            budget = int(1e9 * figures["phones_sums_gb"] * part)
+        keep = Keep.parse(text, seed=1)
+        with DiskLedger.create(
+            path,
+            Model(Params.zeros(layout)),
+            update_dtype=cast(StorageDtype, dtype),
+            history=keep.history,
+            sums_from=keep.sums_from,
+            budget=budget,
+        ) as ledger:
+            seconds = _phones(ledger, keep, layout, sizes)
+            figures |= {
+                f"phones_{name}_append_ms": 1e3 * median(seconds[-20:]),
+                f"phones_{name}_gb": ledger.num_array_bytes() / 1e9,
+            }
+            # Of a sample, because each one's rows are read.
+            some = sorted(ledger.clients())[:: max(1, clients // 500)]
+            covered = {c for c in some if coverage_of(ledger.updates_of(c)) >= 0.2}
+            figures[f"phones_{name}_forgettable"] = len(covered) / len(some)
+            leaver = min(covered)
+            took = seconds_of(partial(preview, ledger, [leaver]))
+            figures[f"phones_{name}_forget_seconds"] = took
+        shutil.rmtree(path)
+    return figures
+
+
+def _phones(
+    ledger: DiskLedger, keep: Keep, layout: Layout, sizes: Sizes
+) -> list[float]:
+    """Record the rounds of a phone federation; return how long each append took."""
+    clients, drawn, rounds, _ = sizes.phones
     bases = random_bases(layout)
     rng = stream(0, "scale phones")
-    keep = Keep.parse("optimal:10", seed=1)
     seconds = []
-    with DiskLedger.create(path, Model(Params.zeros(layout))) as ledger:
-        for index in range(rounds):
-            names = rng.choice(clients, drawn, replace=False).tolist()
-            updates = tuple(
-                ClientUpdate(
-                    client_name(c),
-                    1 / drawn,
-                    Params(layout, np.roll(bases[c % 2], 7 * c + index)),
-                )
-                for c in names
+    for index in range(rounds):
+        names = rng.choice(clients, drawn, replace=False).tolist()
+        updates = tuple(
+            ClientUpdate(
+                client_name(c),
+                1 / drawn,
+                Params(layout, np.roll(bases[c % 2], 7 * c + index)),
             )
-            round_ = keep(Round(index, updates, local=LOCAL))
-            seconds.append(seconds_of(partial(ledger.append, round_)))
-        num_bytes = ledger.num_array_bytes()
-        kept = {u.client for u in ledger.updates_in(rounds // 2) if u.kept}
-        leaver = min(kept)
-        looking = seconds_of(lambda: preview(ledger, [leaver]))
-    shutil.rmtree(path)
-    return {
-        "phones_append_ms": 1e3 * median(seconds),
-        "phones_gb": num_bytes / 1e9,
-        "phones_gb_with_all": rounds * (drawn + 1) * 4 * layout.size / 1e9,
-        "phones_forget_seconds": looking,
-    }
+            for c in names
+        )
+        round_ = keep(Round(index, updates, local=LOCAL))
+        seconds.append(seconds_of(partial(ledger.append, round_)))
+    return seconds
 
 
 def start_up(folder: Path, sizes: Sizes) -> Figures:

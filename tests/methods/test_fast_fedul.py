@@ -348,6 +348,28 @@ def test_gammas_of_clients_that_hardly_differ_have_their_true_norms() -> None:
     np.testing.assert_allclose(without(ledger, "a").gamma_norms, norms, rtol=0.01)
 
 
+def test_lengths_of_crowded_rounds_come_from_the_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Products of every two of thousands of leavers would take minutes, and memory."""
+    rng, names = np.random.default_rng(4), [f"c{i}" for i in range(12)]
+    ledger = MemoryLedger.create(Model(Params.of({"w": np.zeros((5, 8))})))
+    for index in range(3):
+        updates = (
+            ClientUpdate(name, 1 / 12, Params.of({"w": rng.normal(size=(5, 8))}))
+            for name in names
+        )
+        ledger.append(Round(index, tuple(updates)))
+    leavers = names[:9]
+    by_pairs = without(ledger, *leavers)
+    monkeypatch.setattr("fastfedul.methods.fast_fedul.tracing._MOST_IN_PAIRS", 8)
+    by_vectors = without(ledger, *leavers)
+    np.testing.assert_allclose(by_vectors.gamma_norms, by_pairs.gamma_norms, rtol=1e-5)
+    np.testing.assert_allclose(
+        by_vectors.delta.flat, by_pairs.delta.flat, rtol=1e-4, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("clients", ["ab", [3], [None], [""]])
 def test_names_that_are_no_list_of_names_are_refused(clients: Any) -> None:
     ledger = ledger_of({"a": (0.5, (1, 0)), "b": (0.5, (0, 1))})

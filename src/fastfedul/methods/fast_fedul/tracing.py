@@ -20,6 +20,9 @@ from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 _TOLD = 1e-4
 """Part of its terms that a squared norm must be, for products in float32 to tell it."""
 
+_MOST_IN_PAIRS = 64
+"""Updates of one round of which every two are multiplied; the number is quadratic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
@@ -142,6 +145,8 @@ class GammaTerms:
         squares: Squared length of each vector.
         along: Inner product of each vector with its round's step; NaN if unknown.
         unknown: Places of two vectors of a round whose product is not stored.
+        crowded: Whether so many left a round that its lengths are rather computed from
+            the vectors than from the products of every two of them.
     """
 
     refs: tuple[VectorRef, ...]
@@ -151,6 +156,7 @@ class GammaTerms:
     squares: Array
     along: Array
     unknown: tuple[tuple[int, int], ...]
+    crowded: Array
 
     @classmethod
     def of(
@@ -203,6 +209,7 @@ class GammaTerms:
         ]
         lengths = [*(r.step_norm for r in rounds), *(u.norm for u in stored)]
         squares = np.square(np.array(lengths, np.float64))
+        crowded = np.bincount(places, minlength=len(rounds)) > _MOST_IN_PAIRS
         untold = np.flatnonzero(np.isnan(products))
         return cls(
             (
@@ -216,8 +223,9 @@ class GammaTerms:
             np.concatenate([squares[:first], products]),
             (
                 *((int(places[i]), int(first + i)) for i in untold),
-                *_two_of_a_round(places, first),
+                *_two_of_a_round(places, first, crowded),
             ),
+            crowded,
         )
 
     def lengths(self, products: Sequence[float]) -> Array:
@@ -251,20 +259,27 @@ class GammaTerms:
             found = np.bincount(owners, parts, first)
             size = np.bincount(owners, np.abs(parts), first)
             told = (found > _TOLD * size) | (size == 0)
+            told &= ~self.crowded
             root = np.sqrt(np.maximum(found, 0), where=told, out=np.full(first, np.nan))
             lengths[number] = root
         return lengths
 
 
-def _two_of_a_round(places: Array, first: int) -> Iterator[tuple[int, int]]:
-    """Yield every two updates of one round, given the place of each one's round."""
+def _two_of_a_round(
+    places: Array, first: int, crowded: Array
+) -> Iterator[tuple[int, int]]:
+    """Yield every two updates of one round, given the place of each one's round.
+
+    Crowded rounds have too many.
+    """
     if len(np.unique(places)) == len(places):
         return
     by_round: dict[int, list[int]] = {}
     for number, place in enumerate(places.tolist(), start=first):
         by_round.setdefault(place, []).append(number)
-    for numbers in by_round.values():
-        yield from itertools.combinations(numbers, 2)
+    for place, numbers in by_round.items():
+        if not crowded[place]:
+            yield from itertools.combinations(numbers, 2)
 
 
 def fill_untold(ledger: Ledger, terms: GammaTerms, lengths: Array) -> None:
