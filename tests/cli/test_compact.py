@@ -83,7 +83,7 @@ def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> N
         refused = run("forget", ledger, "bob", *options, code=1).stderr
         told = " ".join(refused.split())
         assert "needs the updates of rounds, and this ledger keeps sums" in told
-        assert "skew kronecker" in told
+        assert "the default method" in told
     after = run_json("forget", ledger, "bob", "--erase")
     assert (before["skew"], after["skew"]) == ("kronecker", "kronecker")
     # Which round a mark is of is lost, and all of the last one's does not go any more.

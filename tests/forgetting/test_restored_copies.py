@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -122,3 +123,15 @@ def test_a_model_without_a_note_is_replaced(folder: Path) -> None:
             buffers=frozenset(ledger.final.buffers),
         )
         assert np.array_equal(found.params.flat, ledger.final.params.flat)
+
+
+def test_retrained_models_with_a_forgotten_client_are_removed(folder: Path) -> None:
+    client = leaver_of(folder)
+    for name, without in (("with", []), ("without", [client])):
+        (folder / f"retrained-{name}.safetensors").write_bytes(b"model")
+        facts = {"seconds": 1, "client_calls": 1, "without": without}
+        (folder / f"retrained-{name}.json").write_text(json.dumps(facts))
+    with DiskLedger(folder) as ledger:
+        forget(ledger, [client])
+    left = sorted(path.name for path in folder.glob("retrained-*"))
+    assert left == ["retrained-without.json", "retrained-without.safetensors"]

@@ -559,10 +559,10 @@ def restore(
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Bring a ledger back from an object store after its folder was lost.
+    """Bring a ledger back from an object store.
 
-    Afterwards only PATH may write to the store. A folder that wrote there before is
-    refused.
+    For a ledger whose folder was lost. From then on only PATH may write to the store.
+    A folder that wrote there before is refused.
 
     Example: `fastfedul ledger restore s3://bucket/prefix my-ledger`
     """

@@ -6,9 +6,11 @@ forgetting begins and ends with `bring_up_to_date`.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError, InvalidInputError, LedgerDamagedError
+from fastfedul.files import sync_folder
 from fastfedul.forgetting.certificates import (
     certificates_folder,
     read_certificate,
@@ -23,6 +25,12 @@ RUN_CONFIG = "config.toml"
 
 RUN_MODEL = "model.safetensors"
 """The file of a run that people deploy."""
+
+RETRAINED_MODELS = "retrained-"
+"""Beginning of the names of retrained models that a comparison leaves in a run.
+
+Beside each lies a `.json` file with the clients that the model was trained without.
+"""
 
 _NOTE = "fastfedul-model"
 """Name of the note in a model file: the digest of the ledger's model."""
@@ -106,6 +114,7 @@ def bring_up_to_date(
 
     These are the run's model file, if it has another model than the ledger, and the
     certificates of the log that are missing, or unsigned although there is a key.
+    Retrained models of comparisons that a forgotten client helped to train are removed.
 
     Args:
         ledger: The ledger.
@@ -129,6 +138,36 @@ def bring_up_to_date(
                 f"{error}; mend the cause and repeat the command"
             ) from None
         written.append(place)
+    _remove_retrained(ledger)
     folder = certificates_folder(ledger.path) if certificates is None else certificates
     written += write_certificates(ledger, folder, key)
     return tuple(written)
+
+
+def _remove_retrained(ledger: LedgerReader) -> None:
+    """Remove retrained models that a client helped to train who has gone since.
+
+    Raises:
+        FastFedULError: If a file cannot be removed.
+    """
+    run = ledger.path.parent
+    if not (run / RUN_CONFIG).is_file():
+        return
+    gone = {n for n, client in ledger.clients().items() if client.state != "active"}
+    for facts in run.glob(f"{RETRAINED_MODELS}*.json"):
+        try:
+            without = set(json.loads(facts.read_bytes())["without"])
+        except (OSError, ValueError, LookupError, TypeError):
+            without = set()
+        if gone <= without:
+            continue
+        try:
+            facts.with_suffix(".safetensors").unlink(missing_ok=True)
+            facts.unlink()
+            sync_folder(run)
+        except OSError as error:
+            raise FastFedULError(
+                f"{facts} and the model beside it were made with a client that is "
+                f"forgotten, and cannot be removed: {error.strerror}; remove them and "
+                "repeat the command"
+            ) from None

@@ -31,6 +31,7 @@ from fastfedul.evaluate.comparison import (
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.files import write_whole
+from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.forgetting.service import checked_names
 from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.keeping import Keep
@@ -452,7 +453,7 @@ def retrained_model(
     config = prepared.config
     request = UnlearnRequest(ledger, frozenset(names))
     key = digest_of(config.to_toml(), *sorted(request.gone)).hex()[:16]
-    path = folder / f"retrained-{key}.safetensors"
+    path = folder / f"{RETRAINED_MODELS}{key}.safetensors"
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
         buffers = frozenset(ledger.initial.buffers)
@@ -466,7 +467,11 @@ def retrained_model(
         federation = federation_for(prepared, own)
         done = measured(method, replace(request, federation=federation))
     model = done.model(ledger.initial)
-    stored = {"seconds": done.seconds, "client_calls": done.client_calls}
+    stored = {
+        "seconds": done.seconds,
+        "client_calls": done.client_calls,
+        "without": sorted(request.gone),
+    }
     with model_written(path, model):
         write_whole(facts, json.dumps(stored))
     return model, done.seconds, done.client_calls
