@@ -368,9 +368,9 @@ def test_a_request_may_ask_for_its_method(path: Path) -> None:
     [
         ({"client": 3}, "a client name is text, not 3"),
         ({"client": ["a"]}, "a client name is text"),
-        ({"path": None}, "a path is text or a Path, not None"),
-        ({"reason": 3}, "a reason is text, not 3"),
-        ({"method": "fast-fedul", "settings": 3}, "settings are names with values"),
+        ({"path": None}, "a path is text or a pathlib.Path, not None"),
+        ({"reason": 3}, "the reason of a request is text, not 3"),
+        ({"method": "fast-fedul", "settings": 3}, "settings is a mapping by name"),
     ],
 )
 def test_arguments_of_wrong_types_get_one_line(

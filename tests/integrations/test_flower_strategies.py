@@ -85,7 +85,7 @@ def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
     assert aggregation_of(Aggregating(), "mean") == "mean"
     with pytest.raises(InvalidInputError, match="server optimizer with memory"):
         aggregation_of(Aggregating(), "fedadam")
-    with pytest.raises(InvalidInputError, match="not known here"):
+    with pytest.raises(InvalidInputError, match="is unknown; choose"):
         aggregation_of(Aggregating(), "krum")
     with pytest.raises(StrategyRefusedError, match="by median, not by mean"):
         aggregation_of(FedMedian(), "mean")

@@ -375,10 +375,10 @@ def test_more_epochs_go_further() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"epochs": 0}, "1 or more"),
-        ({"batch_size": 0}, "1 or more"),
-        ({"lr": 0.0}, "above 0"),
-        ({"lr": float("nan")}, "above 0"),
+        ({"epochs": 0}, "epochs is 0; choose"),
+        ({"batch_size": 0}, "whole number from 1"),
+        ({"lr": 0.0}, "learning rate is 0.0; choose"),
+        ({"lr": float("nan")}, "learning rate is nan; choose"),
         ({"momentum": 1.0}, "below 1"),
         ({"weight_decay": -1.0}, "0 or more"),
     ],
