@@ -9,7 +9,7 @@ import pytest
 
 from fastfedul import DiskLedger, LedgerError, LedgerReader, forget, verify
 from fastfedul.ledger.protocol import vector as stored
-from fastfedul.records import VectorRef
+from fastfedul.records import History, VectorRef
 from tests.support.disk_ledgers import (
     assert_one_line,
     initial_model,
@@ -51,6 +51,30 @@ def test_no_version_of_an_erased_vector_is_left(
         assert not any(secret in after for secret in secrets)
         found = server.versions(bucket)
         assert len(found) == len(server.objects(bucket))
+        assert verify(ledger).problems == ()
+
+
+@pytest.mark.parametrize("history", ["rounds", "sums"])
+def test_a_ledger_goes_on_after_an_erasure(
+    tmp_path: Path, server: S3Server, history: History
+) -> None:
+    """The file of small rounds that an erasure rewrote lies in the store alone."""
+    path, address = tmp_path / "ledger", f"s3://{server.bucket()}/ledger"
+    stays = ("a", "c", "d")
+    with DiskLedger.create(
+        path, initial_model(), history=history, arrays=address
+    ) as ledger:
+        for index in range(3):
+            ledger.append(round_of(index))
+        forget(ledger, ["b"])
+    for index in (3, 4):
+        with DiskLedger(path) as ledger:
+            ledger.append(round_of(index, clients=stays))
+    with DiskLedger(path) as ledger:
+        forget(ledger, ["c"])
+        assert verify(ledger).problems == ()
+    with DiskLedger(path) as ledger:
+        assert ledger.num_rounds == 5
         assert verify(ledger).problems == ()
 
 

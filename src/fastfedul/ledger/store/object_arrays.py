@@ -293,7 +293,11 @@ class ObjectArrays(ArrayFiles):
         for part in self.folder.glob("*.part"):
             part.unlink(missing_ok=True)
         # Other local files that are committed were written to the store before.
-        here = {number: known[number] for number in self._staying if number in known}
+        here = {
+            number: known[number]
+            for number in self._staying
+            if number in known and self.path(number).exists()
+        }
         super().sweep(here, next_file)
         self.store.purge(self._kept(known))
 
