@@ -47,6 +47,11 @@ def placed(path: Path, pieces: Iterable[bytes | memoryview]) -> Iterator[None]:
             temporary.unlink()
 
 
+def open_private(path: str, flags: int) -> int:
+    """Return the descriptor of a file that only its owner may read, if it is new."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def sync_folder(folder: Path) -> None:
     """Make new, renamed and removed files of a folder survive power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -423,7 +423,13 @@ def compact(
     if policy.history != "sums":
         raise InvalidInputError(f"--keep is sums or sums:K here, not {keep!r:.40}")
     with DiskLedger(path) as ledger:
-        if ledger.settings.history == "sums":
+        kept = ledger.settings
+        if kept.history == "sums":
+            if kept.sums_from != policy.sums_from:
+                raise InvalidInputError(
+                    f"{path} keeps sums:{kept.sums_from} already, and a ledger of sums "
+                    f"cannot change to {keep}"
+                )
             _say_compacted(path, ledger, json=json)
             return
         found = ledger.compaction(policy.sums_from)

@@ -89,18 +89,33 @@ def print_table(
     # On a narrow screen frames would cost the width that whole lines need.
     frame = box.HEAVY_HEAD if width >= _WIDE else None
     table = Table(box=frame)
+    widths = _squeezed([max(map(len, c)) for c in cells], words, width)
     for number, column in enumerate(columns):
         table.add_column(
             column,
             justify="right" if _are_numbers([row[number] for row in rows]) else "left",
             overflow="fold",
-            min_width=words[number],
+            width=widths[number],
         )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     if title:
         _print_whole(title, style="italic")
     out().print(table)
+
+
+def _squeezed(widths: list[int], words: list[int], width: int) -> list[int]:
+    """Return widths of columns that fit a framed table, no word broken.
+
+    The widest columns give way first. Rich itself cuts the table off instead.
+    """
+    found = list(widths)
+    while sum(found) + _FRAMED * len(found) >= width:
+        spare = [found[i] - words[i] for i in range(len(found))]
+        if max(spare) <= 0:
+            break
+        found[spare.index(max(spare))] -= 1
+    return found
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

@@ -36,7 +36,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     except USERS_OWN as error:
         raise InvalidInputError(
             f"cannot load the {what} {name!r:.80}: {one_line(error)}; write "
-            "package.module:function for a function that Python can import"
+            "package.module:NAME for something that Python can import from here"
         ) from None
     if not callable(found):
         raise InvalidInputError(

@@ -588,7 +588,8 @@ class DiskLedger(LedgerReader):
         shutil.rmtree(building, ignore_errors=True)
         place = new_place(arrays)
         try:
-            (building / ARRAYS).mkdir(parents=True)
+            building.mkdir(mode=0o700, parents=True)
+            (building / ARRAYS).mkdir(mode=0o700)
             _fill(building, initial, settings, place)
             building.replace(folder)
             for changed in (folder, *new):
@@ -787,6 +788,7 @@ class DiskLedger(LedgerReader):
             )
         change: Transaction | None = None
         try:
+            require_lock(self._lock, self.path)
             self.files.check_change(erases=erases)
             with self._explained(what), self.index.writing():
                 change = Transaction(self.index, self.files, self._settings, self._pool)

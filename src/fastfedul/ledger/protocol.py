@@ -168,12 +168,12 @@ def require_ledger(ledger: object, *, writable: bool = False) -> None:
     """Raise unless an object is a ledger, and open for writing if that is needed."""
     if not hasattr(ledger, "updates_of"):
         raise InvalidInputError(
-            f"{show(ledger)} is no ledger; open one with fastfedul.DiskLedger(path)"
+            f"{show(ledger)} is no ledger; open one with fastfedul.open_ledger(path)"
         )
     if writable and not hasattr(ledger, "commit_forgetting"):
         raise InvalidInputError(
             "the ledger is open for reading only; open it with "
-            "fastfedul.DiskLedger(path)"
+            "fastfedul.open_ledger(path)"
         )
 
 

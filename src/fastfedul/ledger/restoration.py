@@ -40,7 +40,8 @@ def restore_ledger(address: str, path: Path | str) -> int:
     building = folder.with_name(f".{folder.name}.restoring-{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     try:
-        (building / ARRAYS).mkdir(parents=True)
+        building.mkdir(mode=0o700, parents=True)
+        (building / ARRAYS).mkdir(mode=0o700)
         store.download(copy_name(*copies[-1]), building / INDEX)
         place = PlaceRow(1, store.address, new_owner())
         _fill(building, store, place)

@@ -46,6 +46,7 @@ from fastfedul.ledger.store.schema import (
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE
+from fastfedul.limits import require_type
 
 Progress = Callable[[int, int], None]
 
@@ -80,6 +81,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         ledger: An open ledger.
         progress: Called with bytes done and bytes in all.
     """
+    require_type("a ledger to verify", ledger, LedgerReader, "an open ledger on disk")
     index = ledger.index
     with index.reading():
         problems = list(_index_problems(index))

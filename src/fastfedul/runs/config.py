@@ -308,13 +308,13 @@ class ForgettingOptions(Options):
             client, _, number = text.rpartition("@")
             if not client or not number.isdecimal():
                 raise InvalidInputError(
-                    f"cannot read --forget {text!r:.80}; write CLIENT@ROUND, such as "
+                    f"cannot read --forget {text!r:.80}; write CLIENT@ROUNDS, such as "
                     f"{client_name(0)}@{max(1, num_rounds // 2)}"
                 )
             if not 1 <= int(number) <= num_rounds:
                 raise InvalidInputError(
-                    f"--forget {text}: a client can be forgotten before round 1 to "
-                    f"{num_rounds}"
+                    f"--forget {text}: a client can be forgotten after 1 to "
+                    f"{num_rounds} rounds"
                 )
             if client in found:
                 raise InvalidInputError(f"--forget names {client} twice; name it once")

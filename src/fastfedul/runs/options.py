@@ -226,7 +226,12 @@ _WANTED = {
 def _explain(options: type[BaseModel], error: ValidationError) -> str:
     """Return the first thing that is wrong, in one line that names the option."""
     found = error.errors(include_url=False, include_context=False)[0]
-    kind, name = found["type"], str(found["loc"][0])
+    kind, (name, *deeper) = found["type"], map(str, found["loc"])
+    while deeper and name in options.model_fields:
+        part = _part_of(options.model_fields[name])
+        if part is None:
+            break
+        options, (name, *deeper) = part, deeper
     if kind == "extra_forbidden":
         return _no_option(name, options.model_fields, options=options)
     field, value = options.model_fields[name], found["input"]

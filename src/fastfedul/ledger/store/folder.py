@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from fastfedul.errors import LedgerDamagedError, LedgerError, LedgerLockedError
+from fastfedul.files import open_private
 from fastfedul.ledger.store.array_files import why
 
 INDEX = "index.sqlite"
@@ -66,7 +67,7 @@ def acquire_lock(folder: Path) -> int:
     The system releases it when the process ends, however it ends.
     """
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        descriptor = open_private(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise LedgerError(f"cannot write to {folder}: {error.strerror}") from None
     try:

@@ -7,12 +7,14 @@ and once it has returned there is no side file in which a flipped byte could und
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.files import open_private
 from fastfedul.ledger.store.index_errors import sqlite_errors
 from fastfedul.ledger.store.schema import (
     COUNTED,
@@ -54,6 +56,9 @@ class Index:
         quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f")
         quoted = quoted.replace("#", "%23")
         try:
+            if create:
+                # SQLite would let everybody read it, and its journal like it.
+                os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
             self._connection = sqlite3.connect(
                 f"file:{quoted}?mode={mode}",
                 uri=True,
@@ -284,6 +289,7 @@ class Index:
     def copy_to(self, path: Path) -> None:
         """Write all that is committed to a new file, as an index of its own."""
         path.unlink(missing_ok=True)
+        os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
         with sqlite_errors(path), contextlib.closing(sqlite3.connect(path)) as copy:
             self._connection.backup(copy)
 

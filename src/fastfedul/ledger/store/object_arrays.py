@@ -224,6 +224,8 @@ class ObjectArrays(ArrayFiles):
             number: Number of the file.
             stays: Whether the local folder keeps the file as well.
         """
+        if stays and not self.path(number).exists():
+            return  # An erasure rewrote it, so the store has it and nobody else.
         self.store.put(array_name(number), self.path(number))
         if stays:
             self._staying.add(number)

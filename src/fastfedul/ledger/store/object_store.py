@@ -21,6 +21,8 @@ from fastfedul.errors import (
     name_some,
     require_extra,
 )
+from fastfedul.files import open_private
+from fastfedul.limits import require_type
 from fastfedul.params import Array
 
 _PROBE = "probe"
@@ -152,7 +154,7 @@ class ObjectStore:
         """Write an object to a new file."""
         with self._explained():
             chunks = self._obstore.get(self._store, name).stream()
-            with path.open("xb") as file:
+            with open(path, "xb", opener=open_private) as file:
                 for chunk in chunks:
                     file.write(chunk)
 
@@ -337,6 +339,7 @@ def read_into(data: Any, out: Array) -> int:
 
 def _parsed(address: str) -> tuple[str, str]:
     """Return bucket and prefix of an address."""
+    require_type("the address of arrays", address, str, "text")
     try:
         parts = urlsplit(address)
         strange = bool(parts.query or parts.fragment or parts.port)
