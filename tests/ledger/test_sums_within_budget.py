@@ -234,7 +234,7 @@ def test_an_append_within_a_budget_reads_no_table_and_moves_few_vectors(
     ) as ledger:
         for index in range(30):
             ledger.append(round_of(index))
-        ledger.set_budget(ledger.num_array_bytes() * 3 // 4 + ledger.index.num_bytes())
+        ledger.set_budget(ledger.num_array_bytes() // 2 + ledger.index.num_bytes())
         for index in range(30, 60):
             traced: list[str] = []
             ledger.index._connection.set_trace_callback(traced.append)

@@ -515,7 +515,7 @@ def test_a_taken_folder_is_refused_and_a_missing_run_too(
             {"config": {"rounds": 2}},
             "a configuration is a RunConfig, not {",
         ),
-        ({"folder": 3}, "a path is text or a Path, not 3"),
+        ({"folder": 3}, "a path is text or a pathlib.Path, not 3"),
         ({"progress": 3}, "progress is a function, not 3"),
         ({"answered": "x"}, "answered is a function, not 'x'"),
     ],

@@ -25,6 +25,7 @@ from fastfedul import (
     UnlearnRequest,
     verify,
 )
+from fastfedul.ledger.store.array_files import SET_ASIDE
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import History
 from fastfedul.rng import stream
@@ -120,11 +121,11 @@ def assert_one_line(caught: pytest.ExceptionInfo[FastFedULError], *named: str) -
 
 
 def snapshot_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a ledger nobody has open."""
+    """Every file of a ledger nobody has open, but for files that were set aside."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name != "lock" and path.parent.name != SET_ASIDE
     }
 
 
