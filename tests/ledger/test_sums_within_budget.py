@@ -244,8 +244,9 @@ def test_an_append_within_a_budget_reads_no_table_and_moves_few_vectors(
             moved.append(sum(s.startswith("REPLACE INTO clients") for s in traced))
         assert dropped_by(ledger).clients > 0
         assert_consistent(ledger)
-    # Its own participants twice, those given up, and some that shared a file.
-    assert max(moved) < PHONES
+    # The first one makes room for the new budget. Each later one writes its own
+    # participants twice, those given up, and some that shared a file.
+    assert max(moved[1:]) < PHONES
 
 
 def test_the_log_has_one_entry_however_many_clients_were_given_up(
