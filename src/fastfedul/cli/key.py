@@ -64,6 +64,12 @@ def new(
             *_rows(facts),
         ],
     )
+    out().print(
+        "To trust it where certificates are checked: fastfedul key trust "
+        f"{shlex.quote(facts['public_path'])}",
+        markup=False,
+        soft_wrap=True,
+    )
     if path is not None and path != default_key_path():
         out().print(
             f"Use it with: export FASTFEDUL_KEY={shlex.quote(str(path.absolute()))}",

@@ -50,6 +50,12 @@ NO_TRUSTED_KEY = (
 )
 
 
+NO_LEDGER = (
+    "no ledger is at hand, so its log, its model and the erasure were not looked at; "
+    "name the ledger that you expect with --ledger-id"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at.
@@ -122,6 +128,8 @@ def audit(
         else:
             text = f"the certificate is about this ledger, {about}"
             checks.append(Check("ledger", "holds", text))
+    else:
+        checks.append(Check("ledger", "not checked", NO_LEDGER))
     if ledger is not None and checks[-1].verdict == "holds":
         try:
             with ledger.snapshot():
