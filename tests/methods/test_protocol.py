@@ -76,10 +76,10 @@ class Own:
 def test_a_user_may_name_a_class_of_the_working_folder_and_a_file_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "methods_of_my_own.py").write_text(OWN)
+    (tmp_path / "methods_in_this_folder.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    name = "methods_of_my_own:Own"
+    name = "methods_in_this_folder:Own"
     with pytest.raises(InvalidInputError, match="no installed method is called"):
         find_installed(name)
     asked = ForgetRequest(

@@ -213,9 +213,6 @@ def check_name(client: ClientId) -> None:
         raise InvalidInputError(
             f"a client name has {size} bytes; at most {_LONGEST_NAME} are allowed"
         )
-    if "\0" in client:
-        # No command line could name such a client.
-        raise InvalidInputError(f"the client name {client!r:.80} has a NUL character")
     composed = unicodedata.normalize("NFC", client)
     if composed != client:
         # Two spellings that look the same would be two clients.
