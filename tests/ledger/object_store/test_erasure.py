@@ -18,6 +18,8 @@ from tests.support.disk_ledgers import (
 )
 from tests.support.s3_server import S3Server
 
+pytestmark = pytest.mark.slow
+
 
 def recorded(path: Path, bucket: str, num_rounds: int = 3) -> None:
     address = f"s3://{bucket}/ledger"

@@ -29,6 +29,8 @@ from tests.support.disk_ledgers import (
 )
 from tests.support.s3_server import S3Server, running_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bucket(server: S3Server) -> str:

@@ -20,6 +20,8 @@ from tests.support.disk_ledgers import (
 )
 from tests.support.s3_server import S3Server
 
+pytestmark = pytest.mark.slow
+
 LARGE = Layout.of({"weight": np.zeros((300, 230)), "bias": np.zeros(230)})
 """Above one block of 65,536 values."""
 
