@@ -16,12 +16,7 @@ from tests.support.commands import one_line, run, run_json
 
 pytest.importorskip("cryptography")
 
-
-@pytest.fixture(autouse=True)
-def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FASTFEDUL_KEY", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("own_configuration")
 
 
 @pytest.fixture

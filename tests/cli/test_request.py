@@ -27,14 +27,9 @@ from tests.support.commands import COMMAND, one_line, run, run_json
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.usefixtures("own_configuration")
+
 NAMES = ("ann", "bob", "cyd")
-
-
-@pytest.fixture(autouse=True)
-def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FASTFEDUL_KEY", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def seed_runs_with(folder: Path, clients: Iterable[ClientId]) -> dict[Path, list
 
     Args:
         folder: The run.
-        clients: Clients that were forgotten from the run.
+        clients: Clients that the run has forgotten.
 
     Returns:
         The names of the clients that are not erased there, by folder.
