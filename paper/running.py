@@ -15,8 +15,8 @@ from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, e
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.methods.fast_fedul.removal import Removal

@@ -16,8 +16,8 @@ from fastfedul.evaluate.comparison import Answers, Questions, ask, score
 from fastfedul.evaluate.membership import membership, per_example_loss
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import Workers, open_workers
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fastfedul.forgetting.service import forget as forget
     from fastfedul.forgetting.service import preview as preview
     from fastfedul.ledger.disk import DiskLedger as DiskLedger
-    from fastfedul.ledger.disk import LedgerReader as LedgerReader
     from fastfedul.ledger.disk import create_ledger as create_ledger
     from fastfedul.ledger.disk import open_ledger as open_ledger
     from fastfedul.ledger.keeping import Keep as Keep
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger as Ledger
     from fastfedul.ledger.protocol import params_at as params_at
     from fastfedul.ledger.protocol import read_round as read_round
+    from fastfedul.ledger.reader import LedgerReader as LedgerReader
     from fastfedul.ledger.restoration import restore_ledger as restore_ledger
     from fastfedul.ledger.verify import verify as verify
     from fastfedul.methods import FastFedUL as FastFedUL
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     # a ledger
-    "ledger.disk": ("open_ledger", "create_ledger", "DiskLedger", "LedgerReader"),
+    "ledger.disk": ("open_ledger", "create_ledger", "DiskLedger"),
+    "ledger.reader": ("LedgerReader",),
     "ledger.restoration": ("restore_ledger",),
     "ledger.memory": ("MemoryLedger",),
     "ledger.protocol": ("Ledger", "params_at", "read_round"),

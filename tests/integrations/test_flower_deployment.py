@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.verify import verify
 
 if find_spec("flwr") is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.verify import verify
 
 if not all(map(find_spec, ("flwr", "ray", "torch"))):

@@ -27,8 +27,8 @@ from fastfedul.forgetting.signing import PublicKey, read_public_key
 from fastfedul.forgetting.statements import RoundCounts, conclusions
 from fastfedul.forgetting.timestamps import Stamp, request_stamp
 from fastfedul.forgetting.trust import trusted_keys
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.lookalikes import lookalike_warnings
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.folder import INDEX
 
 NOT_AUTHENTICATED = 3

@@ -23,7 +23,7 @@ def evaluate_run(
     keeping of half the updates keeps the attackers' and the others'.
     """
     from fastfedul.evaluate.comparison import ask, score
-    from fastfedul.ledger.disk import LedgerReader
+    from fastfedul.ledger.reader import LedgerReader
     from fastfedul.runs.comparison import keeping_of, questions_of
     from fastfedul.runs.preparation import prepare
     from fastfedul.runs.training import load_config

@@ -32,7 +32,8 @@ from fastfedul.cli.request import UNSIGNED, still_held
 from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.forgetting.folder import RUN_CONFIG, run_model_of
 from fastfedul.forgetting.service import Forgetting, forget, preview
-from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.model_files import model_written
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.protocol import Method

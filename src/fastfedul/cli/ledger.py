@@ -39,7 +39,7 @@ from fastfedul.forgetting.folder import require_newest, run_model_problem
 from fastfedul.ledger.advice import Option, options_within
 from fastfedul.ledger.changes.compact import Compaction
 from fastfedul.ledger.changes.drop import dropped_by
-from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import (
     READ_RATE,
     WRITE_RATE,
@@ -48,6 +48,7 @@ from fastfedul.ledger.estimate import (
 )
 from fastfedul.ledger.importing import import_ledger
 from fastfedul.ledger.keeping import Keep
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.restoration import restore_ledger
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.codec import STORAGE_DTYPES

@@ -26,7 +26,7 @@ from fastfedul.forgetting.receipts import (
     wrong_rounds,
 )
 from fastfedul.forgetting.signing import create_file, find_key
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -43,8 +43,9 @@ from fastfedul.forgetting.requests import (
     method_for,
 )
 from fastfedul.forgetting.service import preview
-from fastfedul.ledger.disk import DiskLedger, LedgerReader
+from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.lookalikes import lookalike_warnings
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import DEFAULT_METHOD
 from fastfedul.records import ClientId, ForgetRequest

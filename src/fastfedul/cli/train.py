@@ -176,7 +176,7 @@ def _tell_request(done: AppliedRequest) -> None:
 
 def how_to_resume(run: Path) -> str | None:
     """Return how to go on with a run that stopped; None if it has not begun."""
-    from fastfedul.ledger.disk import LedgerReader
+    from fastfedul.ledger.reader import LedgerReader
 
     with suppress(FastFedULError, OSError):
         if (run / CONFIG).is_file():
@@ -318,7 +318,7 @@ def _show(summary: RunSummary) -> None:
 
 def _states(run: Path) -> dict[ClientId, str]:
     """Return the state of every client that took part in a round."""
-    from fastfedul.ledger.disk import LedgerReader
+    from fastfedul.ledger.reader import LedgerReader
 
     with LedgerReader(run) as ledger:
         return {name: entry.state for name, entry in ledger.clients().items()}

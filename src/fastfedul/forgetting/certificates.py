@@ -17,7 +17,7 @@ from fastfedul.forgetting.statements import (
     parse_statement,
     requests_of,
 )
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import LogEntry
 
 FOLDER = "certificates"

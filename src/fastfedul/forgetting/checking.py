@@ -27,7 +27,7 @@ from fastfedul.forgetting.statements import (
     make_statement,
 )
 from fastfedul.forgetting.timestamps import Stamp
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.arrays import file_digest
 from fastfedul.ledger.views import PastView
 from fastfedul.methods.protocol import UnlearnRequest, needs_help

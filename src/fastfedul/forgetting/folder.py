@@ -17,7 +17,7 @@ from fastfedul.forgetting.certificates import (
     write_certificates,
 )
 from fastfedul.forgetting.signing import SigningKey
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.model_files import holds_model, read_note, write_model
 
 RUN_CONFIG = "config.toml"

@@ -33,8 +33,8 @@ from fastfedul.forgetting.statements import (
     Unsigned,
 )
 from fastfedul.ledger.checks import check_name
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.protocol import now
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import ClientId
 
 PREDICATE_TYPE = "urn:fastfedul:participation:v1"

@@ -1,7 +1,6 @@
-"""A ledger on disk: `LedgerReader` reads it, `DiskLedger` also changes it.
+"""`DiskLedger`: a ledger on disk, open for changes.
 
-Both are facades. How bytes lie on the disk is in `store/`, and each change of a ledger
-is a function of a transaction in `changes/`.
+Each change is a function of a transaction in `changes/`; here they get their names.
 """
 
 from __future__ import annotations
@@ -13,19 +12,15 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from fastfedul.errors import (
     InvalidInputError,
-    LedgerDamagedError,
     LedgerError,
-    UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.files import sync_folder
@@ -49,462 +44,48 @@ from fastfedul.ledger.checks import (
     require_buffers,
     require_round,
 )
-from fastfedul.ledger.erasure import check_erasable, own_difference
+from fastfedul.ledger.erasure import check_erasable
 from fastfedul.ledger.pairs import NO_LIMIT
 from fastfedul.ledger.protocol import LedgerState, require_known, require_state
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.settings import LedgerSettings
-from fastfedul.ledger.store import model_arrays, streaming
-from fastfedul.ledger.store.arrays import Source, Stored, digest_in
-from fastfedul.ledger.store.differences import read_difference
-from fastfedul.ledger.store.entries import (
-    client_entry,
-    model_entries,
-    name_of,
-    round_entry,
-    update_entry,
-)
+from fastfedul.ledger.store import model_arrays
+from fastfedul.ledger.store.arrays import digest_in
 from fastfedul.ledger.store.folder import (
     ARRAYS,
     INDEX,
     acquire_lock,
     explain,
-    find_ledger,
     new_folder,
     release_lock,
     require_lock,
 )
-from fastfedul.ledger.store.index import AnyRow, Index
+from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.object_arrays import ObjectArrays
 from fastfedul.ledger.store.places import array_files, discard, new_place
-from fastfedul.ledger.store.request_rows import (
-    read_log,
-    read_requests,
-    waiting_requests,
-)
 from fastfedul.ledger.store.schema import (
     FORMAT,
-    AdjustmentRow,
-    ClientRow,
     FileRow,
     HeadRow,
     LedgerRow,
     ModelRow,
-    PairRow,
     PlaceRow,
     PolicyRow,
-    RoundRow,
-    UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
-from fastfedul.limits import require_path
-from fastfedul.notebook import ledger_to_html
-from fastfedul.params import Flat, Layout, Params
+from fastfedul.params import Flat
 from fastfedul.records import (
-    ClientEntry,
     ClientId,
     ClientState,
-    Combination,
-    Event,
-    ForgetRequest,
     History,
-    LogEntry,
     Model,
-    ModelEntry,
-    PairEntry,
     Round,
-    RoundEntry,
     StorageDtype,
-    UpdateEntry,
     VectorRef,
 )
 
 _WRITERS = 4
 """Vectors written at once: while one is being synced the next is hashed."""
-
-
-class LedgerReader:
-    """A ledger on disk, open for reading; others may read and one may write.
-
-    Everything is checked as it is read.
-
-    Attributes:
-        path: The ledger's folder.
-        index: Its index.
-        files: Its array files.
-    """
-
-    def __init__(
-        self,
-        path: Path | str,
-        *,
-        custom: Mapping[str, Aggregation] | None = None,
-        write: bool = False,
-    ) -> None:
-        """Open a ledger.
-
-        Args:
-            path: A ledger, or the run that contains it.
-            custom: The caller's own aggregations by name.
-            write: Whether rows of requests are to be written.
-        """
-        self.path = find_ledger(require_path(path))
-        self.index = Index(self.path / INDEX, write=write)
-        try:
-            with self.index.reading():
-                self.index.check_size()
-                found = self.index.format()
-                if found != FORMAT:
-                    raise LedgerError(
-                        f"{self.path} is in format {found}; this version reads format "
-                        f"{FORMAT}, so use the version of fastfedul that wrote it"
-                    )
-                self._row = self.index.one(LedgerRow, id=1)
-                policy = self.index.one(PolicyRow, id=1)
-                place = self.index.one(PlaceRow, id=1)
-            self.files = array_files(self.path / ARRAYS, place)
-        except BaseException:
-            self.index.close()
-            raise
-        self._settings = LedgerSettings(
-            layout=Layout.from_json(self._row.layout),
-            aggregation=self._row.aggregation,
-            custom=custom or {},
-            update_dtype=self._row.update_dtype,
-            step_dtype=self._row.step_dtype,
-            history=policy.history,
-            sums_from=policy.sums_from,
-            budget=policy.budget,
-            federation=self._row.federation,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _repr_html_(self) -> str:
-        return ledger_to_html(self)
-
-    def close(self) -> None:
-        """Close the index."""
-        self.index.close()
-        self.files.close()
-
-    @property
-    def settings(self) -> LedgerSettings:
-        """What was decided when the ledger was created, or changed since."""
-        with self.index.reading():
-            now = self.index.one(PolicyRow, id=1)
-        return replace(
-            self._settings,
-            history=now.history,
-            sums_from=now.sums_from,
-            budget=now.budget,
-        )
-
-    @property
-    def head(self) -> HeadRow:
-        """Where the ledger stands."""
-        with self.index.reading():
-            return self.index.one(HeadRow, id=1)
-
-    @property
-    def ledger_id(self) -> str:
-        """The 32 hexadecimal digits drawn for this ledger; a copy keeps them."""
-        return self._row.ledger_id
-
-    @property
-    def receipt_secret(self) -> bytes:
-        """The 32 bytes from which the secrets of the clients' receipts are made."""
-        return self._row.receipt_secret
-
-    @property
-    def num_rounds(self) -> int:
-        """How many rounds are recorded."""
-        return self.head.num_rounds
-
-    @property
-    def chain(self) -> bytes:
-        """The hash chain over all rounds."""
-        return self.head.chain
-
-    def chain_after(self, index: int) -> bytes:
-        """Return the hash chain after a round."""
-        with self.index.reading():
-            return self.index.one(RoundRow, round=index).chain
-
-    @property
-    def model_path(self) -> Path:
-        """The file of the model now; it gives way to another with the next change."""
-        return self.files.path(self.head.file)
-
-    @property
-    def model_digest(self) -> str:
-        """The digest of the file of the model now, in hexadecimal."""
-        return Stored.unpacked(self.head.model).digest.hex()
-
-    @property
-    def initial(self) -> Model:
-        """The model before the first round."""
-        return self._model(INITIAL_FILE, self._row.initial, "the initial model")
-
-    @property
-    def final(self) -> Model:
-        """The model now."""
-        with self.index.reading():
-            head = self.head
-            return self._model(head.file, head.model, "the current model")
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        """Hold one consistent view for the time of a `with` block."""
-        return self.index.reading()
-
-    def clients(self) -> Mapping[ClientId, ClientEntry]:
-        """Return every client ever seen."""
-        with self.index.reading():
-            rows = self._all(ClientRow)
-        entries = (client_entry(row) for row in rows)
-        return {entry.client: entry for entry in sorted(entries, key=name_of)}
-
-    def client(self, name: ClientId) -> ClientEntry | None:
-        """Return one client; None for a stranger."""
-        with self.index.reading():
-            row = self._client_row(name)
-        return client_entry(row) if row else None
-
-    def rounds(self) -> Sequence[RoundEntry]:
-        """Return every round, without its arrays."""
-        with self.index.reading():
-            rows = self._all(RoundRow)
-        if any(row.round != index for index, row in enumerate(rows)):
-            raise LedgerDamagedError("a round is missing in the index")
-        return tuple(round_entry(row) for row in rows)
-
-    def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return one client's part in each of its rounds; nothing for a stranger."""
-        with self.index.reading():
-            row = self._client_row(client)
-            if row is None:
-                return ()
-            updates = self.index.rows(UpdateRow, None, client=row.id)
-            if len(updates) != row.num_updates:
-                raise LedgerDamagedError(
-                    f"client {client!r:.80} has lost or gained a round in the index"
-                )
-            indices = [update.round for update in updates]
-            rounds = self.index.rows_by_key(RoundRow, "round", indices)
-        return tuple(update_entry(client, u, rounds[u.round]) for u in updates)
-
-    def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client; nobody if none was."""
-        with self.index.reading():
-            if not 0 <= index < self.num_rounds:
-                return ()
-            round_ = self.index.one(RoundRow, round=index)
-            rows = self.index.rows(UpdateRow, None, round=index)
-            # SQLite finds these through an index of its own, which has no digests.
-            if len(rows) != round_.num_updates:
-                raise LedgerDamagedError(f"round {index} has lost a participant")
-            numbers = [row.client for row in rows]
-            names = self.index.rows_by_key(ClientRow, "id", numbers)
-        entries = [update_entry(names[row.client].name, row, round_) for row in rows]
-        return tuple(sorted(entries, key=name_of))
-
-    def adjustments(self) -> Mapping[int, Flat]:
-        """Return corrections of the model by the round from which they count."""
-        with self.index.reading():
-            return {
-                row.round: streaming.read_vector(
-                    self.files,
-                    self._source(
-                        row.file,
-                        row.array,
-                        "float32",
-                        f"adjustment at round {row.round}",
-                    ),
-                )
-                for row in self._all(AdjustmentRow)
-            }
-
-    def events(self) -> Sequence[Event]:
-        """Return the events of the log: forgettings, erasures and the like."""
-        return tuple(entry.event for entry in self.log())
-
-    def log(self) -> Sequence[LogEntry]:
-        """Return the same log with the number and digest of each entry."""
-        with self.index.reading():
-            entries = read_log(self.index)
-            if len(entries) != self.head.num_events:
-                raise self._lost("events")
-        return entries
-
-    def lineage(self) -> Sequence[ModelEntry]:
-        """Return every model that the ledger has or had, the oldest first."""
-        with self.index.reading():
-            return model_entries(self._all(ModelRow))
-
-    def requests(self) -> Sequence[ForgetRequest]:
-        """Return who was asked to be forgotten, in the order of asking."""
-        with self.index.reading():
-            return read_requests(self.index)
-
-    def waiting(self) -> Sequence[ForgetRequest]:
-        """Return the requests that wait, in the order of asking."""
-        with self.index.reading():
-            return waiting_requests(self.index)
-
-    def own_difference(self, client: ClientId) -> Flat:
-        """Return the difference of forgetting one client alone, over all its rounds."""
-        with self.index.reading():
-            row = self._client_row(client)
-            if row is None:
-                raise UnknownClientError(
-                    f"no client is called {client!r:.80} in this ledger"
-                )
-            if self.settings.history == "rounds":
-                return own_difference(self, client)
-            return read_difference(self.index, self.files, self._settings, row)
-
-    def pairs(self) -> Sequence[PairEntry]:
-        """Return the kept differences of two clients; none in a ledger of rounds."""
-        with self.index.reading():
-            rows = self._all(PairRow)
-            names = self._names(rows)
-        return tuple(
-            PairEntry(row.round, names[row.client], names[row.other], row.odds)
-            for row in rows
-        )
-
-    def combine(
-        self,
-        vectors: Sequence[VectorRef],
-        coefficients: npt.ArrayLike,
-        pairs: Sequence[tuple[int, int]] = (),
-    ) -> Combination:
-        """Return linear combinations and inner products of stored vectors."""
-        with self.index.reading():
-            sources = self._sources(vectors)
-            return streaming.combine(self.files, sources, coefficients, pairs)
-
-    def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
-        """Return stored vectors one under the other, to be read by columns."""
-        with self.index.reading():
-            sources = tuple(self._sources(vectors))
-        return streaming.StackedFiles(streaming.OpenFiles(self.files), sources)
-
-    def num_array_bytes(self) -> int:
-        """Return the size of all array files together."""
-        return self.head.array_bytes
-
-    def _all(self, row: type[AnyRow]) -> list[AnyRow]:
-        """Return all rows of a table; the head says how many there must be."""
-        found = self.index.rows(row)
-        if len(found) != getattr(self.head, f"num_{row.table}"):
-            raise self._lost(row.table)
-        return found
-
-    def _client_row(self, name: ClientId) -> ClientRow | None:
-        """Return a client's row; only a look at all of them says that there is none."""
-        row = self.index.client(name)
-        if row is None:
-            self._all(ClientRow)
-        return row
-
-    def _lost(self, table: str) -> LedgerDamagedError:
-        return LedgerDamagedError(
-            f"{self.index.path}: the table {table} has lost or gained a row"
-        )
-
-    def _names(self, pairs: Sequence[PairRow]) -> dict[int, ClientId]:
-        numbers = {number for row in pairs for number in (row.client, row.other)}
-        found = self.index.rows_by_key(ClientRow, "id", numbers)
-        return {number: row.name for number, row in found.items()}
-
-    def _source(
-        self, file: int, column: bytes, dtype: StorageDtype, place: str | VectorRef
-    ) -> Source:
-        size = self._settings.layout.size
-        return Source(file, Stored.unpacked(column), dtype, size, place)
-
-    def _sources(self, vectors: Sequence[VectorRef]) -> list[Source]:
-        """Return the places of stored vectors, from few queries."""
-        pairs = self._pair_places(vectors)
-        wanted: dict[ClientId | None, list[int]] = {}
-        for ref in vectors:
-            if ref.other is None:
-                wanted.setdefault(ref.client, []).append(ref.round)
-        indices = {index for own in wanted.values() for index in own}
-        last = self.num_rounds
-        known = {index for index in indices if 0 <= index < last}
-        rounds = self.index.rows_by_key(RoundRow, "round", known)
-        columns = {
-            client: self._columns(client, own, rounds) for client, own in wanted.items()
-        }
-        settings = self._settings
-        found = []
-        for ref in vectors:
-            file: int | None
-            column: bytes | None
-            if ref.other is not None:
-                file, column = pairs.get(ref, (None, None))
-            else:
-                file, column = columns[ref.client].get(ref.round, (None, None))
-            if column is None or file is None:
-                raise LedgerError(f"{ref}: nothing is stored")
-            dtype = settings.step_dtype if ref.client is None else settings.update_dtype
-            found.append(self._source(file, column, dtype, ref))
-        return found
-
-    def _pair_places(
-        self, vectors: Sequence[VectorRef]
-    ) -> dict[VectorRef, tuple[int, bytes]]:
-        """Return where the kept pairs lie, if one is asked for."""
-        if all(ref.other is None for ref in vectors):
-            return {}
-        rows = self._all(PairRow)
-        names = self._names(rows)
-        return {
-            VectorRef(row.round, names[row.client], names[row.other]): (
-                row.file,
-                row.array,
-            )
-            for row in rows
-        }
-
-    def _columns(
-        self,
-        client: ClientId | None,
-        indices: list[int],
-        rounds: Mapping[int, RoundRow],
-    ) -> dict[int, tuple[int | None, bytes | None]]:
-        """Return where a client's updates lie by round; for None, the steps."""
-        if client is None:
-            own = {i: rounds[i] for i in indices if i in rounds}
-            return {i: (row.file, row.step) for i, row in own.items()}
-        row = self._client_row(client)
-        if row is None:
-            return {}
-        asked = set(indices)
-        span = (min(asked), max(asked))
-        if len(asked) < (span[1] - span[0]) / 8:
-            found = [
-                update
-                for index in asked
-                for update in self.index.rows(UpdateRow, client=row.id, round=index)
-            ]
-        else:
-            found = self.index.rows(UpdateRow, span, client=row.id)
-        return {u.round: (u.file, u.array) for u in found if u.round in asked}
-
-    def _model(self, file: int, column: bytes, place: str) -> Model:
-        layout = self._settings.layout
-        stored = Stored.unpacked(column)
-        with self.index.reading():
-            flat, buffers = model_arrays.read_model(
-                self.files, file, stored, layout, place
-            )
-        return Model(Params(layout, flat), buffers)
 
 
 class DiskLedger(LedgerReader):

@@ -16,7 +16,7 @@ from typing import Any, cast
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.chain import content_of, link
 from fastfedul.ledger.changes.rewrite import first_link
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.array_files import ArrayFile, file_name
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fastfedul.evaluate.comparison import BEFORE, NOW, RETRAINED, Evaluation
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
 from fastfedul.report.content import (
     Contributions,

@@ -33,9 +33,9 @@ from fastfedul.federation.workers.pool import Workers
 from fastfedul.files import write_whole
 from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.forgetting.service import checked_names
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.model_files import model_written, read_model
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.views import KeptView

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.ledger.disk import LedgerReader
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.records import ClientId
 from fastfedul.runs.config import CONFIG, RunConfig

@@ -28,8 +28,8 @@ from fastfedul.params import Flat
 from fastfedul.records import UpdateEntry, VectorRef
 
 if TYPE_CHECKING:
-    from fastfedul.ledger.disk import LedgerReader
     from fastfedul.ledger.protocol import Ledger
+    from fastfedul.ledger.reader import LedgerReader
 
 Progress = Callable[[int, int], None]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.ledger.checks import check_name
-from fastfedul.ledger.disk import LedgerReader
 from fastfedul.ledger.protocol import require_known
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.request_rows import decide, put_request
 from fastfedul.records import ClientId, ForgetRequest
 
