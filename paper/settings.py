@@ -17,8 +17,8 @@ from fastfedul.data.sources import find_source, locate
 from fastfedul.errors import InvalidInputError
 from fastfedul.runs.config import RunConfig
 
-Scale = Literal["smoke", "standard"]
-SCALES: tuple[Scale, ...] = ("smoke", "standard")
+Scale = Literal["smoke", "standard", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "standard", "paper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ def setting_of(scale: Scale, paper: str) -> Setting:
         )
     if scale == "smoke":
         return _DIGITS
+    if scale == "paper":
+        return _PAPERS
     if paper == "oct":
         return Setting(oct_data(), "oct", _OCT.run, _OCT.attacks, _OCT.methods)
     return {"mnist": _MNIST, "cifar10": _CIFAR10}[paper]
@@ -74,7 +76,11 @@ def setting_of(scale: Scale, paper: str) -> Setting:
 
 def data_sets(scale: Scale) -> tuple[str, ...]:
     """Return the data sets of the main tables at a scale, by the paper's names."""
-    return ("digits",) if scale == "smoke" else ("mnist", "cifar10", "oct")
+    return {
+        "smoke": ("digits",),
+        "standard": ("mnist", "cifar10", "oct"),
+        "paper": ("mnist",),
+    }[scale]
 
 
 _DIGITS = Setting(
@@ -100,6 +106,22 @@ _MNIST = Setting(
     {"edge-case": {}, "pixel": {}},
     {"federaser": _EVERY_ROUND, "kd": {"lr": 0.01}, "fedrecover": _EVERY_FIFTH},
 )
+_PAPERS = Setting(
+    "mnist",
+    "mnist",
+    {
+        "train_size": 7_000,
+        "clients": 10,
+        "rounds": 51,
+        "epochs": 20,
+        "lr": 0.001,
+        "momentum": 0.0,
+        "server_images": 1_000,
+    },
+    {"edge-case": {}, "pixel": {}},
+)
+"""Rounds, local epochs, learning rate and batches of the authors' code; 600 images a
+client."""
 _CIFAR10 = Setting(
     "cifar10",
     "cifar10",
