@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from fastfedul.ledger.protocol import Ledger, Stack
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
+from fastfedul.ledger.store.streaming import workers
 from fastfedul.ledger.views import LedgerView
 from fastfedul.params import Array
 from fastfedul.records import Combination, VectorRef
@@ -87,7 +87,7 @@ class WatchedLedger(LedgerView):
                 _run(memories[0], lists[0])
                 continue
             memories += [{} for _ in lists[len(memories) :]]
-            with ThreadPoolExecutor(len(lists)) as pool:
+            with workers(len(lists)) as pool:
                 list(pool.map(_run, memories, lists))
 
 

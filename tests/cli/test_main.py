@@ -129,6 +129,15 @@ def test_the_contents_import_no_verb() -> None:
     }
 
 
+def test_looking_at_a_ledger_imports_neither_pydantic_nor_methods() -> None:
+    code = "import sys, fastfedul.cli.ledger; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded_modules = set(found.stdout.split())
+    assert "fastfedul.ledger.reader" in loaded_modules
+    assert not loaded_modules & {"pydantic", "fastfedul.methods.registry"}
+
+
 @pytest.mark.parametrize("option", ["method", "skew", "damping", "erase"])
 def test_an_option_of_forgetting_says_the_same_everywhere(option: str) -> None:
     texts, flags = {}, set()

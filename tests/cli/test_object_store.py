@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.commands import one_line, run, run_json
 from tests.support.s3_server import S3Server, reached, server
@@ -63,3 +64,23 @@ def test_a_ledger_in_its_own_folder_is_backed_up_by_copying_it(tmp_path: Path) -
     run("ledger", "import", save_models(tmp_path / "saved"), tmp_path / "ledger")
     found = one_line(run("ledger", "backup", tmp_path / "ledger", code=1))
     assert "copy the folder" in found
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_array_files_on_a_store(
+    tmp_path: Path, server: S3Server
+) -> None:
+    bucket, folder = server.bucket(), tmp_path / "run"
+    words = ("--train-size", 60, "--clients", 3, "--epochs", 1, "--arrays")
+    address = f"s3://{bucket}/run"
+    run("train", folder, "--rounds", 2, *words, address)
+    assert run_json("ledger", "info", folder)["arrays_at"] == address
+    run("train", folder, "--resume", "--rounds", 3)
+    assert run_json("ledger", "info", folder)["rounds"] == 3
+    run("forget", folder, "client-0")
+    assert run_json("ledger", "verify", folder)["ok"]
+    assert any("/arrays/" in key for key in server.objects(bucket))
+    other = tmp_path / "other"
+    refused = one_line(run("train", other, *words, address, code=1))
+    assert "holds objects already" in refused
+    assert not other.exists()

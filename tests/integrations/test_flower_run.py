@@ -12,25 +12,37 @@ if os.environ.get("CI") != "true":
     pytest.importorskip("flwr", reason="needs the extra flower")
 
 from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
-from fastfedul.errors import LedgerError
+from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.integrations.flower.arrays import buffer_rule, to_record
 from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.integrations.flower.run import Answering, RecordedRun
 from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.records import KeepUse
+from tests.support.s3_server import S3Server, reached, server
+
+__all__ = ["reached", "server"]
 
 START = Model(Params.of({"w": np.zeros(3, np.float32)}))
 
 
-def go_on(path: Path, keep: str, use: KeepUse = "store") -> None:
+def go_on(
+    path: Path,
+    keep: str,
+    use: KeepUse = "store",
+    arrays: str | None = None,
+    budget: int | None = None,
+    num_rounds: int = 1,
+) -> None:
     """Record one more round of `a` and `b`."""
-    settings = RoundSettings(keep=Keep.parse(keep, use=use))
+    settings = RoundSettings(
+        keep=Keep.parse(keep, use=use), arrays=arrays, budget=budget
+    )
     answering = Answering(
         method=FastFedUL(), erase=True, certificates=path / "certificates", key=None
     )
     run = RecordedRun(path, settings, answering, buffer_rule(None), "Two of us")
-    run.open(to_record(START, ("w",)))
+    run.open(to_record(START, ("w",)), num_rounds)
     delta = Params.of({"w": np.ones(3, np.float32)})
     updates = (ClientUpdate("a", 0.5, delta), ClientUpdate("b", 0.5, delta))
     try:
@@ -83,3 +95,24 @@ def test_a_ledger_of_sums_does_not_go_on_with_a_sample_in_the_model(
     go_on(path, "sums")
     with pytest.raises(LedgerError, match=r'go on with keep_use="store"'):
         go_on(path, "uniform:1", "aggregate")
+
+
+def test_a_budget_without_room_for_every_step_is_refused_before_there_is_a_ledger(
+    tmp_path: Path,
+) -> None:
+    path, budget = tmp_path / "ledger", 200_000
+    with pytest.raises(InvalidInputError, match="fewer rounds, or keep sums"):
+        go_on(path, "all", budget=budget, num_rounds=100_000)
+    assert list(tmp_path.iterdir()) == []
+    go_on(path, "sums", budget=budget, num_rounds=100_000)
+
+
+@pytest.mark.slow
+def test_array_files_lie_on_a_store(tmp_path: Path, server: S3Server) -> None:
+    bucket, path = server.bucket(), tmp_path / "ledger"
+    address = f"s3://{bucket}/federation"
+    go_on(path, "all", arrays=address)
+    go_on(path, "all", arrays=address)
+    with DiskLedger(path) as ledger:
+        assert (ledger.files.address, ledger.num_rounds) == (address, 2)
+    assert any("/arrays/" in key for key in server.objects(bucket))

@@ -35,7 +35,6 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
-from fastfedul.forgetting.folder import require_newest, run_model_problem
 from fastfedul.ledger.advice import Option, options_within
 from fastfedul.ledger.changes.compact import Compaction
 from fastfedul.ledger.changes.drop import dropped_by
@@ -54,7 +53,6 @@ from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.store.schema import FORMAT
 from fastfedul.ledger.verify import Verification, verify
-from fastfedul.runs.config import parse_bytes
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -289,6 +287,9 @@ def _compare_policies(
     title: str, federation: FederationSize, budget: str, *, json: bool
 ) -> None:
     """Show what each policy gives for a budget, each with its best dtype."""
+    # Imported here, because pydantic takes longer to import than `info` takes to run.
+    from fastfedul.runs.config import parse_bytes
+
     best: dict[str, Option] = {}
     for option in options_within(federation, parse_bytes(budget)):
         policy, _, count = option.keep.partition(":")
@@ -387,6 +388,9 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
 
 def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
     """Yield what is wrong with the files beside a ledger."""
+    # Imported here, because certificates need pydantic, as above.
+    from fastfedul.forgetting.folder import require_newest, run_model_problem
+
     try:
         require_newest(ledger)
         problem = run_model_problem(ledger)

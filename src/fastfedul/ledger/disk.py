@@ -45,6 +45,7 @@ from fastfedul.ledger.checks import (
     require_round,
 )
 from fastfedul.ledger.erasure import check_erasable
+from fastfedul.ledger.estimate import require_room
 from fastfedul.ledger.pairs import NO_LIMIT
 from fastfedul.ledger.protocol import LedgerState, require_known, require_state
 from fastfedul.ledger.reader import LedgerReader
@@ -84,8 +85,8 @@ from fastfedul.records import (
     VectorRef,
 )
 
-_WRITERS = 4
-"""Vectors written at once: while one is being synced the next is hashed."""
+_WRITERS = 16
+"""Most files written at once: while one is being synced, the next ones are hashed."""
 
 
 class DiskLedger(LedgerReader):
@@ -160,6 +161,7 @@ class DiskLedger(LedgerReader):
             budget=budget,
             federation=federation,
         )
+        require_room(settings)
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
         folder = new_folder(path)

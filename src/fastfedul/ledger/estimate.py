@@ -10,6 +10,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.ledger.changes.garbage import SPARE_BYTES
 from fastfedul.ledger.keeping import Floats, Keep
 from fastfedul.ledger.pairs import RESERVOIR
+from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import page_end
 from fastfedul.ledger.store.codec import STORAGE_DTYPES, encoded_bytes
 from fastfedul.ledger.store.transaction import SHARED_BYTES
@@ -30,6 +31,9 @@ _SAMPLED = 64
 
 _ROW_BYTES, _INDEX_BYTES = 400, 100_000
 """What the index takes for a participant of a round, and when it is empty."""
+
+_FIRST_INDEX_BYTES = 128 * 1024
+"""Bytes of the index after a first round: 112 KiB, and 16 KiB for the log."""
 
 ENTRY_BYTES = 90
 """What the header of a file takes for a vector."""
@@ -139,6 +143,36 @@ class Estimate:
     headroom: int
     append_seconds: float
     forget_seconds: float
+
+
+def require_room(settings: LedgerSettings, num_rounds: int = 1) -> None:
+    """Raise unless a budget has room for all bytes that a ledger cannot give up.
+
+    These are the models, the index, and in a ledger of rounds the steps.
+
+    Args:
+        settings: Settings of the ledger.
+        num_rounds: Rounds that the ledger will have.
+
+    Raises:
+        InvalidInputError: If the budget is too small.
+    """
+    if settings.budget is None:
+        return
+    size = settings.layout.size
+    least = 2 * encoded_bytes("float32", size) + _FIRST_INDEX_BYTES
+    contents, advice = "the models of this ledger", "choose more"
+    if settings.history == "rounds":
+        least += num_rounds * encoded_bytes(settings.step_dtype, size)
+        rounds = "a round" if num_rounds == 1 else f"{num_rounds} rounds"
+        contents = f"the models and the steps of {rounds}"
+        fewer = "" if num_rounds == 1 else "fewer rounds, "
+        advice = f"choose more, {fewer}or keep sums"
+    if settings.budget < least:
+        raise InvalidInputError(
+            f"the budget is {settings.budget:,} bytes, and {contents} take at least "
+            f"{least:,}, which the ledger cannot give up; {advice}"
+        )
 
 
 def _rewritten_bytes(per_round: int, update: int, exact: int) -> int:

@@ -247,9 +247,10 @@ class LedgerReader:
                 raise LedgerDamagedError(
                     f"client {client!r:.80} has lost or gained a round in the index"
                 )
-            indices = [update.round for update in updates]
-            rounds = self.index.rows_by_key(RoundRow, "round", indices)
-        return tuple(update_entry(client, u, rounds[u.round]) for u in updates)
+            # A kept update entered the model, whatever its round made of the others.
+            unsure = [update.round for update in updates if update.array is None]
+            rounds = self.index.rows_by_key(RoundRow, "round", unsure)
+        return tuple(update_entry(client, u, rounds.get(u.round)) for u in updates)
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
         """Return who took part in a round, sorted by client; nobody if none was."""
@@ -389,13 +390,7 @@ class LedgerReader:
         for ref in vectors:
             if ref.other is None:
                 wanted.setdefault(ref.client, []).append(ref.round)
-        indices = {index for own in wanted.values() for index in own}
-        last = self.num_rounds
-        known = {index for index in indices if 0 <= index < last}
-        rounds = self.index.rows_by_key(RoundRow, "round", known)
-        columns = {
-            client: self._columns(client, own, rounds) for client, own in wanted.items()
-        }
+        columns = {client: self._columns(client, own) for client, own in wanted.items()}
         settings = self._settings
         found = []
         for ref in vectors:
@@ -428,15 +423,14 @@ class LedgerReader:
         }
 
     def _columns(
-        self,
-        client: ClientId | None,
-        indices: list[int],
-        rounds: Mapping[int, RoundRow],
+        self, client: ClientId | None, indices: list[int]
     ) -> dict[int, tuple[int | None, bytes | None]]:
         """Return where a client's updates lie by round; for None, the steps."""
         if client is None:
-            own = {i: rounds[i] for i in indices if i in rounds}
-            return {i: (row.file, row.step) for i, row in own.items()}
+            last = self.num_rounds
+            known = {index for index in indices if 0 <= index < last}
+            rounds = self.index.rows_by_key(RoundRow, "round", known)
+            return {i: (row.file, row.step) for i, row in rounds.items()}
         row = self._client_row(client)
         if row is None:
             return {}

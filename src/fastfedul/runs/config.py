@@ -244,6 +244,12 @@ class RecordingOptions(Options):
         "would exceed them, the ledger gives up the oldest and smallest updates, or "
         "the sums of the clients that contributed least.",
     )
+    arrays: Annotated[
+        str | None, Option(metavar="ADDRESS", unset="the run's folder")
+    ] = Field(
+        default=None,
+        description="Where the ledger's array files lie, such as s3://bucket/prefix.",
+    )
     federation: Annotated[
         _FederationText | None, Option(metavar="NAME", unset="no name")
     ] = Field(

@@ -26,10 +26,12 @@ from fastfedul.forgetting.service import forget
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
-from fastfedul.ledger.estimate import FederationSize, estimate
+from fastfedul.ledger.estimate import require_room
 from fastfedul.ledger.protocol import params_at, vector
+from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
+from fastfedul.ledger.store.places import new_place
 from fastfedul.limits import require_path
 from fastfedul.methods.protocol import (
     Method,
@@ -40,7 +42,7 @@ from fastfedul.methods.protocol import (
 from fastfedul.params import Params
 from fastfedul.records import ClientId, Model, VectorRef
 from fastfedul.runs import metrics_file
-from fastfedul.runs.config import CONFIG, RecordingOptions, RunConfig, findable
+from fastfedul.runs.config import CONFIG, RunConfig, findable
 from fastfedul.runs.metrics_file import RoundMetrics
 from fastfedul.runs.options import flag_of, option_fields
 from fastfedul.runs.plugins import IN_PROCESS
@@ -70,8 +72,6 @@ __all__ = [
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
 INITIAL = "initial.safetensors"
-_INDEX_BYTES = 128 * 1024
-"""Size of the index after a first round, with its room for more rounds."""
 
 Progress = Callable[[RoundMetrics], None]
 Answered = Callable[[AppliedRequest], None]
@@ -336,8 +336,15 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
             f"{folder} is damaged: it has no {INDEX}; restore it from a backup"
         )
     initial = workers.initial(config.seed)
-    recording = config.recording
-    _check_budget(recording, initial)
+    recording, keep = config.recording, config.keep_policy
+    settings = LedgerSettings(
+        layout=initial.params.layout,
+        history=keep.history,
+        budget=recording.budget_bytes,
+    )
+    # Before the run's folder is made: a wrong budget or address leaves nothing behind.
+    require_room(settings, config.rounds)
+    new_place(recording.arrays)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
     with model_written(path / INITIAL, initial):
@@ -346,24 +353,12 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         folder,
         initial,
         update_dtype=recording.dtype,
-        history=config.keep_policy.history,
-        sums_from=config.keep_policy.sums_from,
+        history=keep.history,
+        sums_from=keep.sums_from,
         budget=recording.budget_bytes,
+        arrays=recording.arrays,
         federation=recording.federation,
     )
-
-
-def _check_budget(recording: RecordingOptions, initial: Model) -> None:
-    """Raise if the ledger could not even hold one round without any update."""
-    budget = recording.budget_bytes
-    size = FederationSize(parameters=initial.params.layout.size, clients=1, rounds=1)
-    found = estimate(size, recording.dtype)
-    least = found.total - found.update + _INDEX_BYTES
-    if budget is not None and budget < least:
-        raise InvalidInputError(
-            f"--budget is {recording.budget}, and a ledger of this model takes "
-            f"{least:,} bytes without any update; choose more than that"
-        )
 
 
 def _with_budget(ledger: DiskLedger, config: RunConfig) -> DiskLedger:

@@ -55,6 +55,8 @@ def test_a_model_no_ledger_can_start_from(
         ({"step_dtype": "int4"}, "'int4'"),
         ({"history": "steps"}, "'steps'"),
         ({"budget": 0}, "choose more"),
+        ({"budget": 100_000}, "steps of a round take at least"),
+        ({"budget": 100_000, "history": "sums"}, "the models of this ledger take"),
         ({"aggregation": "FedAdam"}, "'FedAdam'"),
         ({"aggregation": "fed-avg-m"}, "'fed-avg-m'"),
     ],

@@ -119,6 +119,8 @@ class Recorded(Strategy):
         dtype: How the ledger stores updates: `float32`, `bfloat16`, `float16` or
             `int8`.
         budget: Bytes that a new ledger may take; it gives up what is worth least.
+        arrays: Where the array files of a new ledger lie, such as
+            `s3://bucket/prefix`; None for the ledger's own folder.
         aggregation: Aggregation of the strategy, if it has an `aggregate_train` of its
             own; every round is checked against it.
         local: How clients train, where the server's messages do not say so. `lr`,
@@ -156,6 +158,7 @@ class Recorded(Strategy):
         keep_use: KeepUse = "store",
         dtype: StorageDtype = "float32",
         budget: int | None = None,
+        arrays: str | None = None,
         aggregation: str | None = None,
         local: LocalSGD | None = None,
         min_clients: int = 1,
@@ -178,6 +181,7 @@ class Recorded(Strategy):
             keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
+            arrays=arrays,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
             limits=ReplyLimits(
                 min_clients=min_clients,
@@ -252,7 +256,7 @@ class Recorded(Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         result, began = Result(), time.monotonic()
         try:
-            self._run.open(initial_arrays)
+            self._run.open(initial_arrays, num_rounds)
             self._log_start(num_rounds, train_config, evaluate_config)
             if evaluate_fn:
                 found = evaluate_fn(self._run.num_rounds, self._run.arrays)

@@ -42,6 +42,7 @@ class RoundSettings:
         keep: Policy by which updates are kept.
         dtype: How the ledger stores updates.
         budget: Bytes that the ledger may take; None for any number.
+        arrays: Where the array files of a new ledger lie; None for its own folder.
         weight_key: The metric that is a client's weight.
         limits: Limits between a usual reply and a hostile one.
     """
@@ -50,6 +51,7 @@ class RoundSettings:
     keep: Keep = field(default_factory=lambda: Keep.parse("all"))
     dtype: StorageDtype = "float32"
     budget: int | None = None
+    arrays: str | None = None
     weight_key: str = "num-examples"
     limits: ReplyLimits = field(default_factory=ReplyLimits)
 

@@ -19,7 +19,9 @@ from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
 from fastfedul.integrations.flower.replies import JudgedReplies
 from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.estimate import require_room
 from fastfedul.ledger.protocol import now
+from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
@@ -102,11 +104,12 @@ class RecordedRun:
             self._model = self.ledger.final
         return self._model
 
-    def open(self, arrays: ArrayRecord) -> None:
+    def open(self, arrays: ArrayRecord, num_rounds: int = 1) -> None:
         """Open the ledger unless it is open, and answer requests that wait.
 
         Args:
             arrays: The model to start from, if there is no ledger yet.
+            num_rounds: Rounds for which the budget of a new ledger must have room.
         """
         if self._ledger is not None:
             return
@@ -121,6 +124,12 @@ class RecordedRun:
                 self.close()
                 raise
         else:
+            settings = LedgerSettings(
+                layout=initial.params.layout,
+                history=self._settings.keep.history,
+                budget=self._settings.budget,
+            )
+            require_room(settings, num_rounds)
             self._ledger = DiskLedger.create(
                 self.path,
                 initial,
@@ -129,6 +138,7 @@ class RecordedRun:
                 history=self._settings.keep.history,
                 sums_from=self._settings.keep.sums_from,
                 budget=self._settings.budget,
+                arrays=self._settings.arrays,
                 federation=self._federation,
             )
         self._refresh()

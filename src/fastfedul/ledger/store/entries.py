@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 from fastfedul.ledger.store.schema import (
     ClientRow,
@@ -71,9 +74,16 @@ def round_entry(row: RoundRow) -> RoundEntry:
 
 def local_of(row: RoundRow) -> LocalSGD | None:
     """Return how the clients of a round trained; None if unknown."""
-    if row.lr is None:
-        return None
-    return LocalSGD(**{name: getattr(row, name) for name in _LOCAL})
+    return None if row.lr is None else _local_sgd(*_local_columns(row))
+
+
+_local_columns = attrgetter(*_LOCAL)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _local_sgd(*values: Any) -> LocalSGD:
+    """Return local training; very many rounds share a few, which are checked once."""
+    return LocalSGD(**dict(zip(_LOCAL, values, strict=True)))
 
 
 def local_values(source: LocalSGD | RoundRow | None) -> tuple[Value, ...]:
@@ -83,8 +93,16 @@ def local_values(source: LocalSGD | RoundRow | None) -> tuple[Value, ...]:
     return tuple(getattr(source, name) for name in _LOCAL)
 
 
-def update_entry(client: ClientId, row: UpdateRow, round_: RoundRow) -> UpdateEntry:
-    """Return a row of `updates` as an entry, given the row of its round."""
+def update_entry(
+    client: ClientId, row: UpdateRow, round_: RoundRow | None
+) -> UpdateEntry:
+    """Return a row of `updates` as an entry.
+
+    Args:
+        client: Name of the client.
+        row: The row.
+        round_: The row of its round; None will do for a kept update.
+    """
     kept = row.array is not None
     return UpdateEntry(
         row.round,
@@ -92,7 +110,7 @@ def update_entry(client: ClientId, row: UpdateRow, round_: RoundRow) -> UpdateEn
         row.share,
         row.keep_probability,
         kept,
-        round_.use == "store" or kept,
+        kept or (round_ is not None and round_.use == "store"),
         math.nan if row.norm is None else row.norm,
         row.step_product,
         bool(row.summed),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
@@ -30,7 +30,14 @@ from fastfedul.params import Array, Flat, dot
 from fastfedul.records import Combination
 
 _ROWS_AT_ONCE = 8
-_BLOCKS_AT_ONCE = 2  # fewer calls to the kernel, after each of which threads queue up
+
+BLOCKS_AT_ONCE = 4
+"""Blocks of a vector that one call reads: 1 MiB in float32.
+
+After each call the threads queue up for the interpreter, so that calls are few. The
+processor's cache still holds so many bytes when they are checked.
+"""
+
 _OPEN_FILES = 256
 
 _SMALL_VALUES = 8_192
@@ -104,18 +111,17 @@ class OpenFiles:
         for file in self._files.values():
             file.close()
 
-    @contextmanager
-    def opened(self, source: Source) -> Iterator[ArrayFile]:
-        """Give the file of a stored vector."""
+    def opened(self, source: Source) -> AbstractContextManager[ArrayFile]:
+        """Return the file of a stored vector, for the time of a `with` block."""
         number = source.file
-        with self._lock:
-            if number not in self._files and len(self._files) < _OPEN_FILES:
-                self._files[number] = self.folder.open(number, source.place)
-        if number in self._files:
-            yield self._files[number]
-            return
-        with self.folder.opened(number, source.place) as file:
-            yield file
+        if number not in self._files:
+            with self._lock:
+                if number not in self._files and len(self._files) < _OPEN_FILES:
+                    self._files[number] = self.folder.open(number, source.place)
+        file = self._files.get(number)
+        if file is None:
+            return self.folder.opened(number, source.place)
+        return nullcontext(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ def _read_columns(file: ArrayFile, source: Source, start: int, out: Flat) -> Non
         begin, end = at - inside, min(source.size, at - inside + BLOCK_VALUES)
         if inside == 0 and end <= stop:
             whole = stop if stop == source.size else stop // BLOCK_VALUES * BLOCK_VALUES
-            end = min(whole, begin + _BLOCKS_AT_ONCE * BLOCK_VALUES)
+            end = min(whole, begin + BLOCKS_AT_ONCE * BLOCK_VALUES)
             read_blocks(file, source, block, out[at - start : end - start])
         else:
             around = np.empty(end - begin, np.float32)
@@ -222,12 +228,13 @@ def _runs(order: Sequence[int], sources: Sequence[Source]) -> list[list[int]]:
     for position in order:
         source = sources[position]
         offset = source.stored.offset
+        after = offset + source.num_bytes
         near = source.file == file and offset - end <= _GAP_BYTES
-        if not near or offset + source.num_bytes - begin > _RUN_BYTES:
+        if not near or after - begin > _RUN_BYTES:
             runs.append([])
             begin, file = offset, source.file
         runs[-1].append(position)
-        end = offset + source.num_bytes
+        end = after
     return runs
 
 
@@ -253,7 +260,8 @@ def _combine_small(
             batch += groups.pop(0)
         rows, count = read_small(folder, [sources[position] for position in batch])
         bytes_read += count
-        sums += matrix[:, batch] @ rows
+        with one_thread_per_caller():
+            sums += matrix[:, batch] @ rows
         places = {position: row for row, position in enumerate(batch)}
         numbers = [n for position in batch for n in of_position.get(position, ())]
         if numbers:
@@ -291,7 +299,7 @@ def _combine_batch(
 ) -> int:
     """Add one batch of vectors to `sums` and `products`, both of the caller's own."""
     size = sources[0].size
-    width = _BLOCKS_AT_ONCE * BLOCK_VALUES
+    width = BLOCKS_AT_ONCE * BLOCK_VALUES
     num_spans = -(-size // width)
     rows = max(map(len, groups))
     inner = _pairs_of(groups, pairs)
@@ -308,7 +316,7 @@ def _combine_batch(
         buffer = np.empty((rows, min(size, width)), np.float32)
         for span in spans:
             part = sums[:, span * width : (span + 1) * width]
-            first = span * _BLOCKS_AT_ONCE
+            first = span * BLOCKS_AT_ONCE
             count = 0
             for group, factors, inner in steps:
                 filled = buffer[: len(group), : part.shape[1]]
@@ -345,6 +353,11 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
+def workers(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of threads in which `run_blocks` starts no threads of its own."""
+    return ThreadPoolExecutor(threads, initializer=_this_thread.begin)
+
+
 def run_blocks(
     work: Callable[[Iterable[int]], None], num_blocks: int, threads: int | None = None
 ) -> None:
@@ -362,8 +375,7 @@ def run_blocks(
     waiting: SimpleQueue[int | None] = SimpleQueue()
     for block in (*range(num_blocks), *[None] * threads):
         waiting.put(block)
-    pool = ThreadPoolExecutor(threads, initializer=_this_thread.begin)
-    with one_thread_per_caller(), pool:
+    with one_thread_per_caller(), workers(threads) as pool:
         futures = [pool.submit(work, iter(waiting.get, None)) for _ in range(threads)]
         for future in futures:
             future.result()

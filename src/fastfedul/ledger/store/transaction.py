@@ -41,7 +41,9 @@ _SHELF_BYTES = 64 << 20
 """Vectors of clients and pairs share a file up to about this."""
 
 _UNDER_WAY = 3
-"""Files that are written at the same time, beside the one that is waited for."""
+_UNDER_WAY_BYTES = 64 << 20
+"""Files that are written at the same time, beside the one that is waited for: so many,
+and more while their bytes stay below this. A disk syncs many small files together."""
 
 
 def bytes_of(parts: Sequence[Part]) -> int:
@@ -179,13 +181,16 @@ class Transaction:
         A few are under way at a time: while one is being synced the next is hashed.
         """
         waiting: deque[Future[tuple[FileRow, list[Stored]]]] = deque()
+        sizes: deque[int] = deque()
         try:
             for parts in images:
                 number = self._new_number()
                 job = self._pool.submit(arrays.write_image, self.files, number, parts)
                 waiting.append(job)
-                if len(waiting) > _UNDER_WAY:
+                sizes.append(sum(part.num_bytes for part in parts))
+                while len(waiting) > _UNDER_WAY and sum(sizes) > _UNDER_WAY_BYTES:
                     yield self._written(waiting.popleft())
+                    sizes.popleft()
             while waiting:
                 yield self._written(waiting.popleft())
         finally:

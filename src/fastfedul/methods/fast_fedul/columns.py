@@ -14,7 +14,7 @@ import numpy as np
 
 from fastfedul.ledger.protocol import Stack
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
-from fastfedul.ledger.store.streaming import run_blocks
+from fastfedul.ledger.store.streaming import BLOCKS_AT_ONCE, run_blocks
 from fastfedul.params import Array
 
 VALUES_AT_ONCE = 32 * BLOCK_VALUES
@@ -39,8 +39,11 @@ def rows_of(columns: Columns, start: int, stop: int) -> Array:
 
 
 def vectors_at_once(size: int) -> int:
-    """Return how many vectors of a model of this size a tile holds."""
-    return max(1, VALUES_AT_ONCE // max(1, min(size, BLOCK_VALUES)))
+    """Return how many vectors of a model of this size a tile holds.
+
+    Of a large model a tile holds as many columns as one call reads.
+    """
+    return max(1, VALUES_AT_ONCE // max(1, min(size, BLOCKS_AT_ONCE * BLOCK_VALUES)))
 
 
 def spans(start: int, stop: int, num_vectors: int) -> Iterator[tuple[int, int]]:

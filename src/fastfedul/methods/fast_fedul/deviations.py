@@ -43,9 +43,6 @@ LONGEST = 3.0
 On 21 development runs at most 3 % of honest clients' updates were longer.
 """
 
-_PIECES = 8
-"""Pieces of a tile's size into which a row is cut to be read, checked and scaled."""
-
 Sink = Callable[[Flat], None]
 """Takes one row; the row lasts until the sink returns."""
 
@@ -261,7 +258,8 @@ class StoredDeviations:
         """Write the values from `start` on of one row of a part."""
         place = part.first + number
         update = self.columns[place : place + 1]
-        for low, high in spans(start, start + len(row), _PIECES):
+        together = vectors_at_once(len(row))
+        for low, high in spans(start, start + len(row), together):
             piece = row[low - start : high - start]
             update.read(low, high, piece[None])
             piece *= np.float32(part.shortened[number])

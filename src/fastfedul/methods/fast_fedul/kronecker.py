@@ -41,6 +41,7 @@ from fastfedul.methods.fast_fedul.columns import (
     Tile,
     rows_of,
     spans,
+    vectors_at_once,
 )
 from fastfedul.methods.fast_fedul.deviations import Deviations
 from fastfedul.methods.fast_fedul.eigenbases import (
@@ -192,7 +193,8 @@ def _hold_back_large(
     here = marks.read(start, stop)
     if bases is not None:
         turn_and_hold_back(here, ages, *bases, scale, found)
-    tiles = list(spans(start, stop, len(deviations)))
+    # Rows go through memory; the vectors that they are made of stay in the cache.
+    tiles = list(spans(start, stop, vectors_at_once(stop - start)))
     tallies = [tally.fresh() for _ in range(LANES)]
 
     def work(lanes: Iterable[int]) -> None:
