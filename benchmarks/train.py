@@ -135,15 +135,15 @@ class Sizes:
     """
 
     clients: int = 10
-    images: int = 1_000
+    images: int = 800
     flower_images: int = 600
     repetitions: int = 3
     recorded_rounds: int = 4
-    flower_turns: int = 6
+    flower_turns: int = 5
     flower_rounds: int = 20
     runs: int = 1
     memory_clients: tuple[int, int] = (10, 1_000)
-    memory_images: int = 10_000
+    memory_images: int = 6_000
     memory_rounds: int = 3
 
 
