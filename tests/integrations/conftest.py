@@ -30,6 +30,7 @@ collect_ignore = (
         "test_flower_recorded.py",
         "test_flower_replies.py",
         "test_flower_rounds.py",
+        "test_flower_rules.py",
     ]
     if MISSING and os.environ.get("CI") != "true"
     else []

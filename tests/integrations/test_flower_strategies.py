@@ -31,8 +31,6 @@ def made(name: str) -> Strategy:
         return kind(FedAvg(), 0.1, 5)
     if name == "QFedAvg":
         return kind(client_learning_rate=0.1)
-    if name in ("Krum", "MultiKrum", "Bulyan"):
-        return kind(num_malicious_nodes=1)
     return kind()
 
 
@@ -68,6 +66,7 @@ def test_what_cannot_be_undone_is_refused_by_name(name: str, tmp_path: Path) -> 
 def test_every_strategy_of_flower_is_either_wrapped_or_refused() -> None:
     names = set(flower.__all__) - {"Result", "Strategy"}
     wrapped = {"FedAvg", "FedProx", "FedMedian", "FedTrimmedAvg"}
+    wrapped |= {"Krum", "MultiKrum", "Bulyan"}
     assert names == wrapped | set(REFUSED)
 
 
@@ -77,6 +76,16 @@ def test_each_one_has_its_aggregation() -> None:
     assert aggregation_of(FedMedian()) == "median"
     assert aggregation_of(FedTrimmedAvg(beta=0.1)) == "trimmed-mean:0.1"
     assert aggregation_of(Sampling()) == "mean"
+    assert aggregation_of(flower.Krum(num_malicious_nodes=2)) == "krum:2"
+    several = flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3)
+    assert aggregation_of(several) == "multi-krum:1:3"
+    assert aggregation_of(flower.Bulyan(num_malicious_nodes=1)) == "bulyan:1"
+
+
+def test_a_selection_of_ones_own_in_bulyan_is_refused() -> None:
+    own = flower.Bulyan(selection_rule=lambda replies, attackers, count: replies)
+    with pytest.raises(StrategyRefusedError, match="aggregate_train of its own"):
+        aggregation_of(own)
 
 
 def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
@@ -86,7 +95,7 @@ def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="server optimizer with memory"):
         aggregation_of(Aggregating(), "fedadam")
     with pytest.raises(InvalidInputError, match="is unknown; choose"):
-        aggregation_of(Aggregating(), "krum")
+        aggregation_of(Aggregating(), "largest")
     with pytest.raises(StrategyRefusedError, match="by median, not by mean"):
         aggregation_of(FedMedian(), "mean")
 
@@ -139,10 +148,13 @@ def test_an_option_of_no_use_is_refused(
         Recorded(FedAvg(), tmp_path / "ledger", **options)
 
 
-def test_a_median_needs_every_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FedMedian, flower.Krum, flower.Bulyan])
+def test_a_replayed_aggregation_needs_every_update(
+    kind: Callable[[], Strategy], tmp_path: Path
+) -> None:
     for options in ({"keep": "top:2"}, {"keep_use": "aggregate"}):
         with pytest.raises(InvalidInputError, match="only be replayed with every"):
-            Recorded(FedMedian(), tmp_path / "ledger", **options)  # type: ignore[arg-type]
+            Recorded(kind(), tmp_path / "ledger", **options)  # type: ignore[arg-type]
 
 
 def test_without_flower_the_error_names_the_extra() -> None:

@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.aggregation import MEAN, resolve
+from fastfedul.federation.aggregation import (
+    MEAN,
+    require_enough,
+    resolve,
+    rows_reader,
+)
 from fastfedul.federation.replies import LARGEST_NORM
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
@@ -501,10 +506,13 @@ def _expected(
     if settings.aggregation == MEAN:
         return lambda part: weighted_sum([row[part] for row in rows], factors)
     rule = resolve(settings.aggregation, settings.custom)
+    require_enough(rule, len(rows), round_.index)
     shares = np.array([update.share for update in updates])
     if rule.coordinatewise:
+        found = rule.chosen(rows_reader(rows), settings.layout.size, shares)
+        read = rows_reader([rows[place] for place in found.places])
         return lambda part: np.asarray(
-            rule.function(np.stack([row[part] for row in rows]), shares), np.float32
+            rule.function(read(part.start, part.stop), found.shares), np.float32
         )
-    whole = np.asarray(rule.function(np.stack(rows), shares), np.float32)
+    whole = rule.step(rows_reader(rows), settings.layout.size, shares)
     return lambda part: whole[part]

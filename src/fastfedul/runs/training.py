@@ -345,6 +345,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     return DiskLedger.create(
         folder,
         initial,
+        aggregation=config.aggregation,
         update_dtype=recording.dtype,
         history=config.keep_policy.history,
         sums_from=config.keep_policy.sums_from,

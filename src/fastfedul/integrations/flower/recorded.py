@@ -50,6 +50,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import named_rule
 from fastfedul.federation.local import one_line
 from fastfedul.federation.replies import ReplyLimits, RoundDiscardedError
 from fastfedul.forgetting.certificates import certificates_folder
@@ -83,14 +84,20 @@ from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_OTHER_CHOICE = (
+    "round %s: Flower chose other updates (%s); it also compares buffers, and in "
+    "float32; the ledger's choice counts"
+)
+
 _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 
 
 class Recorded(Strategy):
     """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and classes derived from them. It
-    refuses, by name, strategies whose model depends on more than a round's updates.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan and
+    classes derived from them. It refuses other strategies by name; docs/flower.md has a
+    table of all of them.
 
     If the ledger exists, training goes on with it: the ledger's model replaces the
     initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
@@ -173,14 +180,17 @@ class Recorded(Strategy):
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
+        named = aggregation_of(strategy, aggregation)
+        rule = named_rule(named, {})
+        self._chooses = rule is not None and rule.choose is not None
         self._settings = RoundSettings(
-            aggregation=aggregation_of(strategy, aggregation),
+            aggregation=named,
             keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
             limits=ReplyLimits(
-                min_clients=min_clients,
+                min_clients=max(min_clients, rule.least) if rule else min_clients,
                 max_discards=max_discards,
                 max_norm_ratio=max_norm_ratio,
                 max_weight_ratio=max_weight_ratio,
@@ -352,7 +362,10 @@ class Recorded(Strategy):
         step = expected_step(round_, settings)
         if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
-            if gap := disagreement(result, own, norm(step)):
+            gap = disagreement(result, own, norm(step))
+            if gap and self._chooses and is_known(self._strategy):
+                log(WARNING, _OTHER_CHOICE, number, gap)
+            elif gap:
                 raise StrategyRefusedError(
                     f"{type(self._strategy).__name__} does not compute the "
                     f"{settings.aggregation} of the updates: {gap}"
