@@ -25,6 +25,7 @@ collect_ignore = (
         "flower_app.py",
         "hostile_app.py",
         "hostile_replies.py",
+        "rules_app.py",
         "test_flower_hostile.py",
         "test_flower_identity.py",
         "test_flower_recorded.py",

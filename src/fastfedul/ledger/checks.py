@@ -37,6 +37,7 @@ from fastfedul.params import (
     weighted_sum,
 )
 from fastfedul.records import (
+    CentralPrivacy,
     ClientId,
     ClientState,
     ClientUpdate,
@@ -79,6 +80,8 @@ class RecordedRound:
     previous_product: float
     model: Model
     local: LocalSGD | None
+    noise: Flat | None
+    privacy: CentralPrivacy | None
 
 
 def prepare(
@@ -128,6 +131,11 @@ def prepare(
     found = _measure(
         round_, updates, vectors, given, previous_step, current.params.flat, settings
     )
+    noise, noisy = _noise(round_, layout), found.model
+    if noise is not None:
+        noisy = noisy + noise
+        if not np.isfinite(noisy).all():
+            raise InvalidInputError(f"the noise of round {index} is infinite")
     return RecordedRound(
         index=index,
         use=round_.use,
@@ -146,10 +154,10 @@ def prepare(
         step=found.step,
         step_norm=math.sqrt(found.squares[-1]),
         previous_product=found.previous,
-        model=Model(
-            Params(layout, found.model), check_buffers(round_, current, layout)
-        ),
+        model=Model(Params(layout, noisy), check_buffers(round_, current, layout)),
         local=_local(round_.local),
+        noise=noise,
+        privacy=round_.privacy,
     )
 
 
@@ -189,7 +197,21 @@ def require_round(given: object) -> Round:
         raise InvalidInputError(
             f"local training is a fastfedul.LocalSGD, not {show(given.local)}"
         )
+    if given.privacy is not None and not isinstance(given.privacy, CentralPrivacy):
+        raise InvalidInputError(
+            f"privacy is a fastfedul.CentralPrivacy, not {show(given.privacy)}"
+        )
     return replace(given, updates=updates)
+
+
+def _noise(round_: Round, layout: Layout) -> Flat | None:
+    """Return the noise that the server added in a round; None if it added none."""
+    if (round_.noise is None) != (round_.privacy is None):
+        raise InvalidInputError(
+            f"round {round_.index} has noise without its size, or the size alone; give "
+            "noise and privacy together"
+        )
+    return None if round_.noise is None else _flat(round_.noise, layout, "the noise")
 
 
 def _local(given: LocalSGD | None) -> LocalSGD | None:

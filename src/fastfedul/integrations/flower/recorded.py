@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fastfedul.integrations.flower.errors import (
     MissingFlowerError,
@@ -58,6 +58,12 @@ from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.integrations.flower.arrays import Buffers, buffer_rule, disagreement
 from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.integrations.flower.identity import Identify, Identities
+from fastfedul.integrations.flower.privacy import (
+    PrivateAggregation,
+    Wrapper,
+    inner_of,
+    require_no_buffers,
+)
 from fastfedul.integrations.flower.replies import (
     JudgedReplies,
     Replies,
@@ -95,9 +101,9 @@ _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 class Recorded(Strategy):
     """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan and
-    classes derived from them. It refuses other strategies by name; docs/flower.md has a
-    table of all of them.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, classes
+    derived from them, and differential privacy around any of these. It refuses other
+    strategies by name; docs/flower.md has a table of all of them.
 
     If the ledger exists, training goes on with it: the ledger's model replaces the
     initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
@@ -180,7 +186,16 @@ class Recorded(Strategy):
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
-        named = aggregation_of(strategy, aggregation)
+        inner = inner_of(strategy)
+        named = aggregation_of(inner, aggregation)
+        self._private = None
+        if isinstance(strategy, Wrapper):
+            if keep_use == "aggregate":
+                raise InvalidInputError(
+                    "differential privacy counts on every update of a round; use "
+                    'keep_use="store"'
+                )
+            self._private = PrivateAggregation(strategy)
         rule = named_rule(named, {})
         self._chooses = rule is not None and rule.choose is not None
         self._settings = RoundSettings(
@@ -188,7 +203,7 @@ class Recorded(Strategy):
             keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
-            weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
+            weight_key=getattr(inner, "weighted_by_key", "num-examples"),
             limits=ReplyLimits(
                 min_clients=max(min_clients, rule.least) if rule else min_clients,
                 max_discards=max_discards,
@@ -198,11 +213,10 @@ class Recorded(Strategy):
         )
         path = Path(ledger).absolute()
         self._strategy = strategy
+        self._inner: Any = inner
         self._local = local
         self._trained: LocalSGD | None = local
-        self._limits = {
-            n: getattr(strategy, n) for n in _LIMITS if hasattr(strategy, n)
-        }
+        self._limits = {n: getattr(inner, n) for n in _LIMITS if hasattr(inner, n)}
         self._identities = Identities(
             path.with_name(f"{path.name}.nodes.json"), identify, query_timeout
         )
@@ -213,9 +227,8 @@ class Recorded(Strategy):
             certificates=Path(folder).absolute(),
             key=find_key() if key is None else key,
         )
-        self._run = RecordedRun(
-            path, self._settings, answering, buffer_rule(buffers), federation
-        )
+        self._rule = buffer_rule(buffers)
+        self._run = RecordedRun(path, self._settings, answering, self._rule, federation)
         self._sent: Sent = ()
         self._evaluated: Sent = ()
         self._before: Model | None = None
@@ -262,7 +275,7 @@ class Recorded(Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         result, began = Result(), time.monotonic()
         try:
-            self._run.open(initial_arrays)
+            self._open(initial_arrays)
             self._log_start(num_rounds, train_config, evaluate_config)
             if evaluate_fn:
                 found = evaluate_fn(self._run.num_rounds, self._run.arrays)
@@ -292,6 +305,14 @@ class Recorded(Strategy):
         _log_end(result, time.monotonic() - began)
         return result
 
+    def _open(self, arrays: ArrayRecord) -> None:
+        """Open the ledger, and go on with the strategy's state."""
+        if self._private is not None:
+            require_no_buffers(arrays, self._rule)
+        opened = self._run.open(arrays)
+        if opened and self._private is not None:
+            self._private.resume(self._run.ledger)
+
     def _log_start(
         self, num_rounds: int, train_config: ConfigRecord, evaluate_config: ConfigRecord
     ) -> None:
@@ -315,7 +336,7 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, none to a forgotten client."""
-        self._run.open(arrays)
+        self._open(arrays)
         self._before = self._run.require_current(arrays)
         open_to = self._admitted_grid(grid)
         if open_to is None:
@@ -323,6 +344,8 @@ class Recorded(Strategy):
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
+        if self._private is not None:
+            self._private.begin()
         self._trained = local_training((m for m, _ in self._sent), self._local)
         self._any_sent = True
         return [message for message, _ in self._sent]
@@ -354,22 +377,28 @@ class Recorded(Strategy):
         self._run.report(number, "train", judged)
         usable = judged.judgement.usable
         if problem := judged.judgement.objection(len(self._sent), settings.limits):
+            if self._private is not None:
+                self._private.discard(number)
             raise RoundDiscardedError(
                 f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
-        round_ = make_round(index, usable, before, settings, self._trained)
         result, metrics = self._aggregated_by_strategy(number, judged)
+        if self._private is not None:
+            usable = tuple(self._private.clipped(usable, before))
+        round_ = make_round(index, usable, before, settings, self._trained)
         step = expected_step(round_, settings)
         if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
             gap = disagreement(result, own, norm(step))
-            if gap and self._chooses and is_known(self._strategy):
+            if gap and self._chooses and is_known(self._inner):
                 log(WARNING, _OTHER_CHOICE, number, gap)
             elif gap:
                 raise StrategyRefusedError(
-                    f"{type(self._strategy).__name__} does not compute the "
+                    f"{type(self._inner).__name__} does not compute the "
                     f"{settings.aggregation} of the updates: {gap}"
                 )
+        if self._private is not None:
+            round_ = self._private.with_noise(round_, before.params.layout)
         self._run.append(round_)
         self._run.answer_waiting()
         return self._run.arrays, metrics
@@ -409,6 +438,9 @@ class Recorded(Strategy):
         self, number: int, judged: JudgedReplies
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the strategy's own model and metrics, to compare and to report."""
+        if self._private is not None:
+            # A failure ends the run: without the noise there is no private model.
+            return self._private.aggregated(number, judged.messages)
         try:
             return self._strategy.aggregate_train(number, list(judged.messages))
         except Exception as error:
@@ -486,9 +518,9 @@ class Recorded(Strategy):
         for name, wanted in self._limits.items():
             short = num_gone > 0 and wanted > num_left
             lowered = max(1, wanted - num_gone) if short else wanted
-            if getattr(self._strategy, name) != lowered:
+            if getattr(self._inner, name) != lowered:
                 log(INFO, "%s is now %s: forgotten clients are out", name, lowered)
-                setattr(self._strategy, name, lowered)
+                setattr(self._inner, name, lowered)
 
 
 def _log_end(result: Result, seconds: float) -> None:

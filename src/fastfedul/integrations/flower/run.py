@@ -102,14 +102,14 @@ class RecordedRun:
             self._model = self.ledger.final
         return self._model
 
-    def open(self, arrays: ArrayRecord) -> None:
-        """Open the ledger unless it is open, and answer requests that wait.
+    def open(self, arrays: ArrayRecord) -> bool:
+        """Open the ledger, and answer requests that wait; return False if it was open.
 
         Args:
             arrays: The model to start from, if there is no ledger yet.
         """
         if self._ledger is not None:
-            return
+            return False
         initial = to_model(arrays, self._rule)
         self._order = tuple(arrays)
         if (self.path / INDEX).is_file():
@@ -134,6 +134,7 @@ class RecordedRun:
         self._refresh()
         if self.ledger.requests() or self.ledger.events():
             self._answer()
+        return True
 
     def close(self) -> None:
         """Let another process write to the ledger."""

@@ -27,7 +27,6 @@ _MEMORY = (
     "is a server optimizer with memory: its step depends on earlier rounds, so no "
     "client can be taken out of it"
 )
-_NOISE = "clips updates or adds noise, so its model is no mean of the updates"
 _TREES = "aggregates trees, which are no arrays of parameters"
 _LOSS = "weighs updates by the clients' losses, which the ledger does not have"
 
@@ -39,10 +38,6 @@ REFUSED: Mapping[str, str] = {
     "QFedAvg": _LOSS,
     "FedXgbBagging": _TREES,
     "FedXgbCyclic": _TREES,
-    "DifferentialPrivacyClientSideAdaptiveClipping": _NOISE,
-    "DifferentialPrivacyClientSideFixedClipping": _NOISE,
-    "DifferentialPrivacyServerSideAdaptiveClipping": _NOISE,
-    "DifferentialPrivacyServerSideFixedClipping": _NOISE,
 }
 """Strategies that cannot be recorded, and why."""
 
