@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fastfedul.methods import UnlearnRequest as UnlearnRequest
     from fastfedul.methods import UnlearnResult as UnlearnResult
     from fastfedul.params import Params as Params
+    from fastfedul.records import CentralPrivacy as CentralPrivacy
     from fastfedul.records import ClientUpdate as ClientUpdate
     from fastfedul.records import ForgetRequest as ForgetRequest
     from fastfedul.records import LocalSGD as LocalSGD
@@ -82,7 +83,10 @@ _NAMES = {
     "report.comparison_table": ("compare", "ComparisonTable"),
     # a round
     "params": ("Params",),
-    "records": ("ClientUpdate", "ForgetRequest", "LocalSGD", "Model", "Round"),
+    "records": (
+        *("CentralPrivacy", "ClientUpdate", "ForgetRequest"),
+        *("LocalSGD", "Model", "Round"),
+    ),
     "federation.aggregation": ("Aggregation",),
     # errors
     "errors": (

@@ -76,6 +76,26 @@ class LocalSGD:
         return self.batch_size / (lr * (1 + self.epochs))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentralPrivacy:
+    """Central differential privacy of a round: the server clipped and added noise.
+
+    Attributes:
+        clipping_norm: Largest length of an update in the round.
+        noise_stdev: Standard deviation of the noise in each value of the model.
+        next_clipping_norm: Largest length of an update in the next round.
+    """
+
+    clipping_norm: float
+    noise_stdev: float
+    next_clipping_norm: float
+
+    def __post_init__(self) -> None:
+        for norm in (self.clipping_norm, self.next_clipping_norm):
+            require_number("clipping norm", norm, least=_SMALLEST, most=_LARGEST)
+        require_number("noise", self.noise_stdev, least=0, most=_LARGEST)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
     """One client's contribution to one round.
@@ -108,6 +128,9 @@ class Round:
             it aggregated only the kept updates, each with its share divided by its
             probability.
         local: Local training of the clients; None if the server does not know it.
+        noise: Noise that the server added to the model after the step; it belongs to
+            no client, and forgetting leaves it as it is.
+        privacy: Size of the clipping and of the noise; None without noise.
     """
 
     index: int
@@ -116,6 +139,8 @@ class Round:
     buffers: Mapping[str, Array] | None = None
     use: KeepUse = "store"
     local: LocalSGD | None = None
+    noise: Params | None = None
+    privacy: CentralPrivacy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +157,7 @@ class RoundEntry:
         local: Local training of the clients; None if the server does not know it.
         num_kept: Participants whose update is stored; None if only the entries of the
             participants tell.
+        privacy: Clipping and noise of the round; None if the server added no noise.
     """
 
     index: int
@@ -142,6 +168,7 @@ class RoundEntry:
     previous_product: float
     local: LocalSGD | None = None
     num_kept: int | None = None
+    privacy: CentralPrivacy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,24 @@ def test_the_numpy_federation_forgets_its_poisoner() -> None:
     assert rows["forgotten"][1] < 5
     assert rows["forgotten"][0] > rows["retrained"][0] - 5
     assert "intact" in found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("peft") is None or find_spec("transformers") is None,
+    reason="needs the extra adapters, which takes 160 MB and is not in all",
+)
+def test_a_federation_of_adapters_forgets_its_poisoner() -> None:
+    found = run_program(sys.executable, EXAMPLES / "adapters" / "adapters.py")
+    rows = {
+        line.split()[0]: [float(value) for value in re.findall(r"([\d.]+)%", line)]
+        for line in found.stdout.splitlines()
+        if "backdoor" in line
+    }
+    assert "the ledger records 2,179 of 22,790 values" in found.stdout
+    assert rows["before"][1] > rows["retrained"][1] + 5
+    assert rows["forgotten"][1] < rows["retrained"][1] + 4
+    assert rows["forgotten"][0] > rows["retrained"][0] - 4
 
 
 def run(folder: Path, *arguments: object, code: int = 0) -> str:

@@ -25,11 +25,13 @@ collect_ignore = (
         "flower_app.py",
         "hostile_app.py",
         "hostile_replies.py",
+        "rules_app.py",
         "test_flower_hostile.py",
         "test_flower_identity.py",
         "test_flower_recorded.py",
         "test_flower_replies.py",
         "test_flower_rounds.py",
+        "test_flower_rules.py",
     ]
     if MISSING and os.environ.get("CI") != "true"
     else []

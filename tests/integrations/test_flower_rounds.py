@@ -112,10 +112,16 @@ def test_what_a_client_says_of_its_training_is_not_recorded() -> None:
     assert make_round(0, usable, BEFORE, SETTINGS, told).local == USUAL
 
 
+_AGGREGATIONS = (
+    *("mean", "median", "trimmed-mean:0.2"),
+    *("krum:1", "multi-krum:1:3", "bulyan:0"),
+)
+
+
 def test_the_expected_step_is_the_ledgers(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    for aggregation in ("mean", "median", "trimmed-mean:0.2"):
+    for aggregation in _AGGREGATIONS:
         own = RoundSettings(aggregation=aggregation)
         rng = np.random.default_rng(3)
         usable = [checked(name, rng.standard_normal(3)) for name in "abcdef"]

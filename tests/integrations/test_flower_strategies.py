@@ -25,14 +25,8 @@ from fastfedul.integrations.flower.strategies import REFUSED, aggregation_of
 def made(name: str) -> Strategy:
     """Return one of Flower's strategies."""
     kind: Callable[..., Strategy] = getattr(flower, name)
-    if name.endswith("FixedClipping"):
-        return kind(FedAvg(), 1.0, 1.0, 5)
-    if name.endswith("AdaptiveClipping"):
-        return kind(FedAvg(), 0.1, 5)
     if name == "QFedAvg":
         return kind(client_learning_rate=0.1)
-    if name in ("Krum", "MultiKrum", "Bulyan"):
-        return kind(num_malicious_nodes=1)
     return kind()
 
 
@@ -65,10 +59,22 @@ def test_what_cannot_be_undone_is_refused_by_name(name: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_every_strategy_of_flower_is_either_wrapped_or_refused() -> None:
-    names = set(flower.__all__) - {"Result", "Strategy"}
-    wrapped = {"FedAvg", "FedProx", "FedMedian", "FedTrimmedAvg"}
-    assert names == wrapped | set(REFUSED)
+def strategies_in_the_table() -> dict[str, str]:
+    """Return whether docs/flower.md says that a strategy is recorded, by its name."""
+    page = Path(__file__).parents[2] / "docs" / "flower.md"
+    section = page.read_text("utf-8").split("## Which strategies can be recorded?")[1]
+    rows = [line.split("|") for line in section.split("\n## ")[0].splitlines()]
+    cells = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) > 3]
+    return {cell[0].strip("`"): cell[1] for cell in cells if cell[0].startswith("`")}
+
+
+def test_the_page_has_every_strategy_of_flower_and_no_other() -> None:
+    table = strategies_in_the_table()
+    assert set(table) == set(flower.__all__) - {"Result", "Strategy"}
+    for name, outcome in table.items():
+        assert outcome in ("yes", "refused"), name
+        if outcome == "refused":
+            assert name in REFUSED
 
 
 def test_each_one_has_its_aggregation() -> None:
@@ -77,6 +83,16 @@ def test_each_one_has_its_aggregation() -> None:
     assert aggregation_of(FedMedian()) == "median"
     assert aggregation_of(FedTrimmedAvg(beta=0.1)) == "trimmed-mean:0.1"
     assert aggregation_of(Sampling()) == "mean"
+    assert aggregation_of(flower.Krum(num_malicious_nodes=2)) == "krum:2"
+    several = flower.MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3)
+    assert aggregation_of(several) == "multi-krum:1:3"
+    assert aggregation_of(flower.Bulyan(num_malicious_nodes=1)) == "bulyan:1"
+
+
+def test_a_selection_of_ones_own_in_bulyan_is_refused() -> None:
+    own = flower.Bulyan(selection_rule=lambda replies, attackers, count: replies)
+    with pytest.raises(StrategyRefusedError, match="aggregate_train of its own"):
+        aggregation_of(own)
 
 
 def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
@@ -86,7 +102,7 @@ def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="server optimizer with memory"):
         aggregation_of(Aggregating(), "fedadam")
     with pytest.raises(InvalidInputError, match="is unknown; choose"):
-        aggregation_of(Aggregating(), "krum")
+        aggregation_of(Aggregating(), "largest")
     with pytest.raises(StrategyRefusedError, match="by median, not by mean"):
         aggregation_of(FedMedian(), "mean")
 
@@ -139,10 +155,13 @@ def test_an_option_of_no_use_is_refused(
         Recorded(FedAvg(), tmp_path / "ledger", **options)
 
 
-def test_a_median_needs_every_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FedMedian, flower.Krum, flower.Bulyan])
+def test_a_replayed_aggregation_needs_every_update(
+    kind: Callable[[], Strategy], tmp_path: Path
+) -> None:
     for options in ({"keep": "top:2"}, {"keep_use": "aggregate"}):
         with pytest.raises(InvalidInputError, match="only be replayed with every"):
-            Recorded(FedMedian(), tmp_path / "ledger", **options)  # type: ignore[arg-type]
+            Recorded(kind(), tmp_path / "ledger", **options)  # type: ignore[arg-type]
 
 
 def test_without_flower_the_error_names_the_extra() -> None:

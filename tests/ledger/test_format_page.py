@@ -77,7 +77,7 @@ class PageReader:
         connection.close()
         [self.ledger] = self.tables["ledger"]
         [self.head] = self.tables["head"]
-        assert self.ledger["format"] == 3
+        assert self.ledger["format"] == 4
         for table, rows in self.tables.items():
             if f"num_{table}" in self.head:
                 assert self.head[f"num_{table}"] == len(rows)

@@ -186,15 +186,27 @@ def test_a_run_of_aggregated_samples_needs_to_know_how_they_were_drawn() -> None
         Retrain()(replace(request, federation=unknown))
 
 
-def test_another_aggregation_is_refused(small_run: SmallRun) -> None:
-    request = small_run.request()
-    ledger = MemoryLedger.create(small_run.ledger.initial, aggregation="median")
-    model = small_run.ledger.initial
-    workers = small_run.federation.clients.workers
-    for one in rounds_of(small_run.prepared, workers, model, 0, 1, frozenset()):
-        ledger.append(one.round)
-    with pytest.raises(UnlearnRefusedError, match="'median'"):
-        Retrain()(replace(request, ledger=ledger))
+@pytest.mark.parametrize("name", ["median", "krum:1", "bulyan:0"])
+def test_the_server_retrains_under_its_own_aggregation(
+    small_run: SmallRun, name: str
+) -> None:
+    config = small_run.prepared.config.with_options(aggregation=name, rounds=2)
+    prepared = replace(small_run.prepared, config=config)
+    workers, model = small_run.workers, small_run.ledger.initial
+    ledger = MemoryLedger.create(model, aggregation=name)
+    for one in rounds_of(
+        prepared, workers, model, 0, 2, frozenset(), lambda _, r: ledger.append(r)
+    ):
+        model = one.model
+    unrecorded = rounds_of(prepared, workers, ledger.initial, 0, 2, frozenset())
+    assert [one.model for one in unrecorded][-1].params.flat.tobytes() == (
+        model.params.flat.tobytes()
+    )
+    found = Retrain()(replace(small_run.request("client-1"), ledger=ledger))
+    expected = retrain(prepared, workers, {"client-1"})
+    assert found.params.flat.tobytes() == expected.params.flat.tobytes()
+    mean = retrain(small_run.prepared, workers, {"client-1"})
+    assert found.params.flat.tobytes() != mean.params.flat.tobytes()
 
 
 def test_forgetting_everybody_is_refused(small_run: SmallRun) -> None:

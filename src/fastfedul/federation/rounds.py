@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import Aggregation, require_enough, rows_reader
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.replies import (
     CheckedReply,
@@ -98,6 +99,7 @@ def run_rounds(
     scales: Mapping[ClientId, float] | None = None,
     select: Callable[[Round], Round] | None = None,
     local: LocalSGD | None = None,
+    rule: Aggregation | None = None,
     record: Callable[[Model, Round], Model] | None = None,
 ) -> Iterator[TrainedRound]:
     """Yield the rounds with the models after them; each round trains when it is due.
@@ -117,6 +119,7 @@ def run_rounds(
         scales: Factors by which clients multiply their updates before sending.
         select: Marks the updates that the ledger keeps, and sets the round's `use`.
         local: How the clients train, for the record; None if unknown.
+        rule: How the server aggregates; None for the weighted mean.
         record: Records a round and returns the model after it, such as the append of a
             ledger; None to compute the model alone.
 
@@ -148,9 +151,13 @@ def run_rounds(
             round_ = select(round_)
         if model.buffers:
             trained = [reply.buffers for reply in judged.usable]
-            buffers = average_buffers(trained, entered_weights(round_), model.buffers)
+            weights = buffer_weights(round_, rule)
+            buffers = average_buffers(trained, weights, model.buffers)
             round_ = replace(round_, buffers=buffers)
-        model = (record or advance)(model, round_)
+        if record is not None:
+            model = record(model, round_)
+        else:
+            model = advance(model, round_, rule)
         yield TrainedRound(round_, model, judged.quarantined)
 
 
@@ -288,10 +295,28 @@ def entered_weights(round_: Round) -> list[float]:
     return [u.share / u.keep_probability if u.kept else 0.0 for u in round_.updates]
 
 
-def advance(model: Model, round_: Round) -> Model:
+def buffer_weights(round_: Round, rule: Aggregation | None) -> list[float]:
+    """Return the weight of each client's buffers in the buffers after a round.
+
+    A rule that chooses among the updates chooses among the buffers with them.
+    """
+    if rule is None or rule.choose is None:
+        return entered_weights(round_)
+    rows = [update.delta.flat for update in round_.updates if update.delta is not None]
+    shares = np.array([update.share for update in round_.updates])
+    found = rule.chosen(rows_reader(rows), len(rows[0]), shares)
+    return found.weights(len(shares))
+
+
+def advance(model: Model, round_: Round, rule: Aggregation | None = None) -> Model:
     """Return the model after a round, equal to a ledger's model in every bit.
 
     The updates add up in the order of the clients' names.
+
+    Args:
+        model: The model before the round.
+        round_: The round.
+        rule: How the server aggregates; None for the weighted mean.
     """
     buffers = model.buffers if round_.buffers is None else round_.buffers
     ordered = sorted(
@@ -304,7 +329,13 @@ def advance(model: Model, round_: Round) -> Model:
     if not counted:
         return Model(model.params, buffers)
     vectors = [delta.flat for delta, _ in counted]
-    step = weighted_sum(vectors, [weight for _, weight in counted])
+    weights = [weight for _, weight in counted]
+    if rule is None:
+        step = weighted_sum(vectors, weights)
+    else:
+        require_enough(rule, len(vectors), round_.index)
+        size = model.params.layout.size
+        step = rule.step(rows_reader(vectors), size, np.array(weights))
     return Model(Params(model.params.layout, model.params.flat + step), buffers)
 
 

@@ -378,6 +378,8 @@ def _why_not(
         return "the clients' updates were erased, as they should be"
     if ledger.settings.history == "sums":
         return "the ledger keeps sums and not the change of the model"
+    if isinstance(at, int) and at and ledger.rounds()[at - 1].privacy is not None:
+        return "the server added noise to the model of the same round"
     for other in log:
         details = other.event.details
         if not is_certified(other):

@@ -8,7 +8,7 @@ certificate. After a crash the next call does the missing steps.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.federation.clients import Federation
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
 from fastfedul.forgetting.folder import bring_up_to_date
+from fastfedul.forgetting.privacy import privacy_facts, privacy_warning
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
@@ -73,6 +74,8 @@ class Forgetting:
         certificate: File of the certificate; None for a ledger in memory or a preview.
         signed: Whether the certificate is signed.
         warnings: Sentences that a reader should know.
+        privacy: Noise of the rounds with and without the clients; None if the server
+            never added noise.
     """
 
     clients: tuple[ClientId, ...]
@@ -87,6 +90,7 @@ class Forgetting:
     certificate: Path | None = None
     signed: bool = False
     warnings: tuple[str, ...] = ()
+    privacy: Mapping[str, object] | None = None
 
     @property
     def seconds(self) -> float:
@@ -237,6 +241,7 @@ def describe(method: Method, found: Forgetting) -> dict[str, object]:
         "coverages": [found.coverage_by_client[name] for name in found.clients],
         "delta_norm": found.delta_norm,
         **found.result.evidence(),
+        **({} if found.privacy is None else {"privacy": found.privacy}),
     }
 
 
@@ -343,6 +348,7 @@ def _computed(
     result = measured(method, request)
     # Read after the call, so that it takes no memory while the method works.
     current = ledger.final
+    privacy = privacy_facts(ledger, names)
     return replace(
         _described(ledger, names, result.model(current)),
         result=result,
@@ -351,7 +357,9 @@ def _computed(
             *lookalike_warnings(names, ledger.clients()),
             *(() if request.stayers else (NOBODY_STAYS,)),
             *result.warnings,
+            *privacy_warning(privacy),
         ),
+        privacy=privacy,
     )
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError
 from fastfedul.forgetting.json_objects import JsonObject
+from fastfedul.forgetting.privacy import PRIVACY_DOES_NOT_MEAN, PRIVACY_MEANS
 from fastfedul.ledger.changes.log import TAKES_OUT
 from fastfedul.records import LogEntry
 
@@ -152,6 +153,16 @@ class Bound(JsonObject):
     does_not_mean: str
 
 
+class Privacy(JsonObject):
+    """Central differential privacy of the rounds, with its meaning."""
+
+    noisy_rounds: Unsigned
+    noise_multiplier_before: float | None
+    noise_multiplier_after: float | None
+    means: str
+    does_not_mean: str
+
+
 class Predicate(JsonObject):
     """What the ledger says about the forgetting."""
 
@@ -168,6 +179,7 @@ class Predicate(JsonObject):
     chain: Chain
     log: LogPlace
     bound: Bound | None
+    privacy: Privacy | None
     software: dict[str, str | None]
     may_conclude: list[str]
     may_not_conclude: list[str]
@@ -257,6 +269,7 @@ def make_statement(entry: LogEntry) -> Statement:
         "chain": {"before": details["chain_before"], "after": details["chain_after"]},
         "log": {"entry": entry.number, "digest": entry.digest},
         "bound": _bound(details) if "bound" in details else None,
+        "privacy": _privacy(details.get("privacy")),
         "software": software if isinstance(software, dict) else {"fastfedul": software},
         "may_conclude": list(may),
         "may_not_conclude": list(may_not),
@@ -324,6 +337,16 @@ def _validated(found: Mapping[str, Any]) -> Statement:
     if [subject.name for subject in statement.subject] != [BEFORE, AFTER]:
         raise InvalidInputError(f"its subjects are not {BEFORE} and {AFTER}")
     return statement
+
+
+def _privacy(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if facts is None:
+        return None
+    return {
+        **facts,
+        "means": PRIVACY_MEANS,
+        "does_not_mean": PRIVACY_DOES_NOT_MEAN,
+    }
 
 
 def _bound(details: Mapping[str, Any]) -> dict[str, Any]:

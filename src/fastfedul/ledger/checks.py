@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.aggregation import MEAN, resolve
+from fastfedul.federation.aggregation import (
+    MEAN,
+    require_enough,
+    resolve,
+    rows_reader,
+)
 from fastfedul.federation.replies import LARGEST_NORM
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
@@ -32,6 +37,7 @@ from fastfedul.params import (
     weighted_sum,
 )
 from fastfedul.records import (
+    CentralPrivacy,
     ClientId,
     ClientState,
     ClientUpdate,
@@ -74,6 +80,8 @@ class RecordedRound:
     previous_product: float
     model: Model
     local: LocalSGD | None
+    noise: Flat | None
+    privacy: CentralPrivacy | None
 
 
 def prepare(
@@ -123,6 +131,11 @@ def prepare(
     found = _measure(
         round_, updates, vectors, given, previous_step, current.params.flat, settings
     )
+    noise, noisy = _noise(round_, layout), found.model
+    if noise is not None:
+        noisy = noisy + noise
+        if not np.isfinite(noisy).all():
+            raise InvalidInputError(f"the noise of round {index} is infinite")
     return RecordedRound(
         index=index,
         use=round_.use,
@@ -141,10 +154,10 @@ def prepare(
         step=found.step,
         step_norm=math.sqrt(found.squares[-1]),
         previous_product=found.previous,
-        model=Model(
-            Params(layout, found.model), check_buffers(round_, current, layout)
-        ),
+        model=Model(Params(layout, noisy), check_buffers(round_, current, layout)),
         local=_local(round_.local),
+        noise=noise,
+        privacy=round_.privacy,
     )
 
 
@@ -184,7 +197,21 @@ def require_round(given: object) -> Round:
         raise InvalidInputError(
             f"local training is a fastfedul.LocalSGD, not {show(given.local)}"
         )
+    if given.privacy is not None and not isinstance(given.privacy, CentralPrivacy):
+        raise InvalidInputError(
+            f"privacy is a fastfedul.CentralPrivacy, not {show(given.privacy)}"
+        )
     return replace(given, updates=updates)
+
+
+def _noise(round_: Round, layout: Layout) -> Flat | None:
+    """Return the noise that the server added in a round; None if it added none."""
+    if (round_.noise is None) != (round_.privacy is None):
+        raise InvalidInputError(
+            f"round {round_.index} has noise without its size, or the size alone; give "
+            "noise and privacy together"
+        )
+    return None if round_.noise is None else _flat(round_.noise, layout, "the noise")
 
 
 def _local(given: LocalSGD | None) -> LocalSGD | None:
@@ -501,10 +528,13 @@ def _expected(
     if settings.aggregation == MEAN:
         return lambda part: weighted_sum([row[part] for row in rows], factors)
     rule = resolve(settings.aggregation, settings.custom)
+    require_enough(rule, len(rows), round_.index)
     shares = np.array([update.share for update in updates])
     if rule.coordinatewise:
+        found = rule.chosen(rows_reader(rows), settings.layout.size, shares)
+        read = rows_reader([rows[place] for place in found.places])
         return lambda part: np.asarray(
-            rule.function(np.stack([row[part] for row in rows]), shares), np.float32
+            rule.function(read(part.start, part.stop), found.shares), np.float32
         )
-    whole = np.asarray(rule.function(np.stack(rows), shares), np.float32)
+    whole = rule.step(rows_reader(rows), settings.layout.size, shares)
     return lambda part: whole[part]

@@ -16,7 +16,6 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN, resolve
-from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.params import Flat, dot, norm
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
@@ -77,14 +76,14 @@ def replayed_step(ledger: Ledger, index: int, gone: frozenset[ClientId]) -> Flat
     rule = resolve(settings.aggregation, settings.custom)
     shares = np.array([entry.share for entry in rest])
     shares /= shares.sum()
+    if len(rest) < rule.least:
+        raise UnlearnRefusedError(
+            f"{settings.aggregation} needs {rule.least} updates, and round {index} has "
+            f"{len(rest)} without the clients to forget, so the rule cannot say what "
+            "the round would have been; retrain without them under another rule"
+        )
     refs = [VectorRef(index, entry.client) for entry in rest]
-    stack = ledger.stack(refs)
-    if rule.coordinatewise:
-        starts = range(0, size, BLOCK_VALUES)
-        blocks = [stack.read(i, min(size, i + BLOCK_VALUES)) for i in starts]
-        parts = [rule.function(block, shares) for block in blocks]
-        return np.concatenate(parts).astype(np.float32, copy=False)
-    return np.asarray(rule.function(stack.read(0, size), shares), np.float32)
+    return rule.step(ledger.stack(refs).read, size, shares)
 
 
 def check_erasable(ledger: Ledger, clients: Sequence[ClientId]) -> int:

@@ -330,8 +330,11 @@ class MemoryLedger:
                 recorded.previous_product,
                 recorded.local,
                 num_kept=sum(update.kept for update in recorded.updates),
+                privacy=recorded.privacy,
             )
         )
+        if recorded.noise is not None:
+            self._adjust(recorded.index + 1, recorded.noise)
         self._final = recorded.model
         return own_copy(recorded.model)
 

@@ -44,6 +44,11 @@ def recoded(
         raise InvalidInputError("a recorded run cannot aggregate less than it did")
     if any(entry.state != "active" for entry in ledger.clients().values()):
         raise InvalidInputError("clients were forgotten, so the training is not whole")
+    if any(round_.privacy is not None for round_ in ledger.rounds()):
+        raise InvalidInputError(
+            "the server added noise to the model, which no update explains; keep the "
+            "ledger as it is"
+        )
     num_rounds = ledger.num_rounds
     new = DiskLedger.create(
         path,

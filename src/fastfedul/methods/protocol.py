@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
-from fastfedul.federation.aggregation import MEAN
+from fastfedul.federation.aggregation import MEAN, Aggregation, named_rule
 from fastfedul.federation.clients import Federation
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
@@ -281,6 +281,11 @@ def require_mean(name: str, ledger: Ledger) -> None:
             f"{ledger.settings.aggregation!r:.80}; use the default method, which "
             "replays any aggregation"
         )
+
+
+def rule_of(ledger: Ledger) -> Aggregation | None:
+    """Return how the server of a ledger aggregates; None for the weighted mean."""
+    return named_rule(ledger.settings.aggregation, ledger.settings.custom)
 
 
 def require_active(request: UnlearnRequest) -> None:

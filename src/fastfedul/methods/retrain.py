@@ -24,7 +24,7 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
-    require_mean,
+    rule_of,
 )
 
 
@@ -57,6 +57,7 @@ class Retrain:
             absent=request.gone,
             scales=federation.scales,
             select=federation.select,
+            rule=rule_of(request.ledger),
         )
         for trained in rounds:
             model = trained.model
@@ -71,7 +72,6 @@ class Retrain:
 
 def _check(request: UnlearnRequest, federation: Federation) -> None:
     """Raise if retraining would give the model of another run."""
-    require_mean(Retrain.name, request.ledger)
     sampled = any(round_.use == "aggregate" for round_ in request.ledger.rounds())
     if sampled and federation.select is None:
         raise UnlearnRefusedError(

@@ -12,7 +12,7 @@ from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.clients import Federation
 from fastfedul.federation.rounds import LocalWork, model_after, run_rounds
 from fastfedul.federation.trainer import GradientTrainer, TrainingError
-from fastfedul.methods.protocol import Method, UnlearnRequest
+from fastfedul.methods.protocol import Method, UnlearnRequest, rule_of
 from fastfedul.params import Flat, Params
 from fastfedul.records import Model
 
@@ -105,5 +105,6 @@ def train_on(
         stop=start + num_rounds,
         absent=request.gone,
         scales=federation.scales,
+        rule=rule_of(request.ledger),
     )
     return model_after(rounds, model)

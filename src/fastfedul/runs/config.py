@@ -20,6 +20,7 @@ from fastfedul.data.attacks.backdoor import Attack, Kind, parse_attackers
 from fastfedul.data.partition import Partition, client_name
 from fastfedul.data.sources import DEFAULT, is_path
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import MEAN, named_rule
 from fastfedul.federation.rounds import Schedule, Weighting
 from fastfedul.federation.trainer import AUTO, LocalTraining
 from fastfedul.files import write_whole
@@ -87,6 +88,7 @@ def _to_text(value: object) -> object:
 
 _PartitionText = Annotated[str, _parsed_by(Partition.parse)]
 _KeepText = Annotated[str, _parsed_by(Keep.parse)]
+_AggregationText = Annotated[str, _parsed_by(lambda name: named_rule(name, {}))]
 _FederationText = Annotated[str, _parsed_by(check_federation)]
 _BytesText = Annotated[str, _parsed_by(parse_bytes)]
 
@@ -348,6 +350,14 @@ class RunConfig(Options):
         default=20, ge=1, description="How many rounds the whole run has."
     )
     schedule: ScheduleOptions = Field(default=ScheduleOptions(), title="Rounds")
+    aggregation: Annotated[_AggregationText, Option(metavar="RULE", panel="Rounds")] = (
+        Field(
+            default=MEAN,
+            description="How a round's updates become one step: mean, median, "
+            "trimmed-mean:FRACTION, krum:ATTACKERS, multi-krum:ATTACKERS:CHOSEN or "
+            "bulyan:ATTACKERS.",
+        )
+    )
     local: LocalOptions = Field(default=LocalOptions(), title=_LOCAL_PANEL)
     model: Annotated[str, Option(metavar="MODEL", panel=_LOCAL_PANEL)] = Field(
         default=AUTO,
@@ -384,9 +394,20 @@ class RunConfig(Options):
                 f"skew {skew} needs rounds, and --keep sums keeps none; choose another "
                 "--keep, or leave the method and the skew at their defaults"
             )
+        self._check_aggregation()
         if self.data.names is not None:
             self.check_clients(self.data.names)
         return self
+
+    def _check_aggregation(self) -> None:
+        """Raise if the ledger would not keep what replaying the rule needs."""
+        own = self.recording
+        whole = own.keep == "all" and own.keep_use == "store" and own.budget is None
+        if self.aggregation != MEAN and not whole:
+            raise InvalidInputError(
+                f"--aggregation {self.aggregation} is replayed from every update of a "
+                "round; leave --keep, --keep-use and --budget at their defaults"
+            )
 
     def check_clients(self, names: Sequence[ClientId]) -> None:
         """Raise if an option does not fit the clients of the run.
@@ -400,6 +421,13 @@ class RunConfig(Options):
             raise InvalidInputError(
                 f"--per-round is {per_round} but there are {count} clients; choose 1 "
                 f"to {count}"
+            )
+        rule = named_rule(self.aggregation, {})
+        drawn = per_round or count
+        if rule is not None and drawn < rule.least:
+            raise InvalidInputError(
+                f"--aggregation {self.aggregation} needs {rule.least} clients a round, "
+                f"and there are {drawn}; choose more clients or another aggregation"
             )
         self.attack.of_clients(names)
         planned = self.forgetting.plan(self.rounds)

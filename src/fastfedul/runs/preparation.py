@@ -22,6 +22,7 @@ from fastfedul.data.dataset import (
 from fastfedul.data.npz import order_owners, read_owners
 from fastfedul.data.partition import split, split_by_owner
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.federation.aggregation import named_rule
 from fastfedul.federation.clients import Clients, Federation
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.rounds import TrainedRound, model_after, run_rounds
@@ -229,6 +230,7 @@ def rounds_of(
         scales=prepared.scales,
         select=config.keep_policy,
         local=config.local.training.sgd,
+        rule=named_rule(config.aggregation, {}),
         record=record,
     )
 

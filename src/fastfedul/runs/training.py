@@ -352,6 +352,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     return DiskLedger.create(
         folder,
         initial,
+        aggregation=config.aggregation,
         update_dtype=recording.dtype,
         history=keep.history,
         sums_from=keep.sums_from,

@@ -30,6 +30,9 @@ def third_largest(updates: npt.NDArray[Any], shares: npt.NDArray[Any]) -> Any:
 REPLAYED: dict[str, dict[str, Any]] = {
     "median": {"aggregation": "median"},
     "trimmed": {"aggregation": "trimmed-mean:0.2"},
+    "krum": {"aggregation": "krum:1"},
+    "multi-krum": {"aggregation": "multi-krum:1:2"},
+    "bulyan": {"aggregation": "bulyan:0", "partial": False},
     "custom": {
         "aggregation": "third",
         "custom": {"third": Aggregation(third_largest)},
@@ -41,7 +44,8 @@ REPLAYED: dict[str, dict[str, Any]] = {
 def test_erasing_from_a_replayed_aggregation_gives_the_history_without_the_client(
     make: Maker, options: dict[str, Any]
 ) -> None:
-    rounds = history(6)
+    rounds = history(6, partial=options.get("partial", True))
+    options = {name: value for name, value in options.items() if name != "partial"}
     ledger, never = make(**options), make(**options)
     recorded(ledger, rounds)
     recorded(never, [without(r, {TARGET, "emil"}) for r in rounds])

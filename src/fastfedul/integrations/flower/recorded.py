@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fastfedul.integrations.flower.errors import (
     MissingFlowerError,
@@ -50,6 +50,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import named_rule
 from fastfedul.federation.local import one_line
 from fastfedul.federation.replies import ReplyLimits, RoundDiscardedError
 from fastfedul.forgetting.certificates import certificates_folder
@@ -57,6 +58,12 @@ from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.integrations.flower.arrays import Buffers, buffer_rule, disagreement
 from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.integrations.flower.identity import Identify, Identities
+from fastfedul.integrations.flower.privacy import (
+    PrivateAggregation,
+    Wrapper,
+    inner_of,
+    require_no_buffers,
+)
 from fastfedul.integrations.flower.replies import (
     JudgedReplies,
     Replies,
@@ -83,14 +90,20 @@ from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_OTHER_CHOICE = (
+    "round %s: Flower chose other updates (%s); it also compares buffers, and in "
+    "float32; the ledger's choice counts"
+)
+
 _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 
 
 class Recorded(Strategy):
     """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and classes derived from them. It
-    refuses, by name, strategies whose model depends on more than a round's updates.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, classes
+    derived from them, and differential privacy around any of these. It refuses other
+    strategies by name; docs/flower.md has a table of all of them.
 
     If the ledger exists, training goes on with it: the ledger's model replaces the
     initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
@@ -176,15 +189,27 @@ class Recorded(Strategy):
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
+        inner = inner_of(strategy)
+        named = aggregation_of(inner, aggregation)
+        self._private = None
+        if isinstance(strategy, Wrapper):
+            if keep_use == "aggregate":
+                raise InvalidInputError(
+                    "differential privacy counts on every update of a round; use "
+                    'keep_use="store"'
+                )
+            self._private = PrivateAggregation(strategy)
+        rule = named_rule(named, {})
+        self._chooses = rule is not None and rule.choose is not None
         self._settings = RoundSettings(
-            aggregation=aggregation_of(strategy, aggregation),
+            aggregation=named,
             keep=Keep.parse(keep, use=keep_use, seed=seed),
             dtype=dtype,
             budget=budget,
             arrays=arrays,
-            weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
+            weight_key=getattr(inner, "weighted_by_key", "num-examples"),
             limits=ReplyLimits(
-                min_clients=min_clients,
+                min_clients=max(min_clients, rule.least) if rule else min_clients,
                 max_discards=max_discards,
                 max_norm_ratio=max_norm_ratio,
                 max_weight_ratio=max_weight_ratio,
@@ -192,11 +217,10 @@ class Recorded(Strategy):
         )
         path = Path(ledger).absolute()
         self._strategy = strategy
+        self._inner: Any = inner
         self._local = local
         self._trained: LocalSGD | None = local
-        self._limits = {
-            n: getattr(strategy, n) for n in _LIMITS if hasattr(strategy, n)
-        }
+        self._limits = {n: getattr(inner, n) for n in _LIMITS if hasattr(inner, n)}
         self._identities = Identities(
             path.with_name(f"{path.name}.nodes.json"), identify, query_timeout
         )
@@ -207,9 +231,8 @@ class Recorded(Strategy):
             certificates=Path(folder).absolute(),
             key=find_key() if key is None else key,
         )
-        self._run = RecordedRun(
-            path, self._settings, answering, buffer_rule(buffers), federation
-        )
+        self._rule = buffer_rule(buffers)
+        self._run = RecordedRun(path, self._settings, answering, self._rule, federation)
         self._sent: Sent = ()
         self._evaluated: Sent = ()
         self._before: Model | None = None
@@ -256,7 +279,7 @@ class Recorded(Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         result, began = Result(), time.monotonic()
         try:
-            self._run.open(initial_arrays, num_rounds)
+            self._open(initial_arrays, num_rounds)
             self._log_start(num_rounds, train_config, evaluate_config)
             if evaluate_fn:
                 found = evaluate_fn(self._run.num_rounds, self._run.arrays)
@@ -286,6 +309,14 @@ class Recorded(Strategy):
         _log_end(result, time.monotonic() - began)
         return result
 
+    def _open(self, arrays: ArrayRecord, num_rounds: int = 1) -> None:
+        """Open the ledger, and go on with the strategy's state."""
+        if self._private is not None:
+            require_no_buffers(arrays, self._rule)
+        opened = self._run.open(arrays, num_rounds)
+        if opened and self._private is not None:
+            self._private.resume(self._run.ledger)
+
     def _log_start(
         self, num_rounds: int, train_config: ConfigRecord, evaluate_config: ConfigRecord
     ) -> None:
@@ -309,7 +340,7 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the wrapped strategy's messages, none to a forgotten client."""
-        self._run.open(arrays)
+        self._open(arrays)
         self._before = self._run.require_current(arrays)
         open_to = self._admitted_grid(grid)
         if open_to is None:
@@ -317,6 +348,8 @@ class Recorded(Strategy):
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
+        if self._private is not None:
+            self._private.begin()
         self._trained = local_training((m for m, _ in self._sent), self._local)
         self._any_sent = True
         return [message for message, _ in self._sent]
@@ -348,19 +381,28 @@ class Recorded(Strategy):
         self._run.report(number, "train", judged)
         usable = judged.judgement.usable
         if problem := judged.judgement.objection(len(self._sent), settings.limits):
+            if self._private is not None:
+                self._private.discard(number)
             raise RoundDiscardedError(
                 f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
-        round_ = make_round(index, usable, before, settings, self._trained)
         result, metrics = self._aggregated_by_strategy(number, judged)
+        if self._private is not None:
+            usable = tuple(self._private.clipped(usable, before))
+        round_ = make_round(index, usable, before, settings, self._trained)
         step = expected_step(round_, settings)
         if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
-            if gap := disagreement(result, own, norm(step)):
+            gap = disagreement(result, own, norm(step))
+            if gap and self._chooses and is_known(self._inner):
+                log(WARNING, _OTHER_CHOICE, number, gap)
+            elif gap:
                 raise StrategyRefusedError(
-                    f"{type(self._strategy).__name__} does not compute the "
+                    f"{type(self._inner).__name__} does not compute the "
                     f"{settings.aggregation} of the updates: {gap}"
                 )
+        if self._private is not None:
+            round_ = self._private.with_noise(round_, before.params.layout)
         self._run.append(round_)
         self._run.answer_waiting()
         return self._run.arrays, metrics
@@ -400,6 +442,9 @@ class Recorded(Strategy):
         self, number: int, judged: JudgedReplies
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the strategy's own model and metrics, to compare and to report."""
+        if self._private is not None:
+            # A failure ends the run: without the noise there is no private model.
+            return self._private.aggregated(number, judged.messages)
         try:
             return self._strategy.aggregate_train(number, list(judged.messages))
         except Exception as error:
@@ -477,9 +522,9 @@ class Recorded(Strategy):
         for name, wanted in self._limits.items():
             short = num_gone > 0 and wanted > num_left
             lowered = max(1, wanted - num_gone) if short else wanted
-            if getattr(self._strategy, name) != lowered:
+            if getattr(self._inner, name) != lowered:
                 log(INFO, "%s is now %s: forgotten clients are out", name, lowered)
-                setattr(self._strategy, name, lowered)
+                setattr(self._inner, name, lowered)
 
 
 def _log_end(result: Result, seconds: float) -> None:

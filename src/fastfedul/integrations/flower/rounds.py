@@ -10,9 +10,13 @@ import numpy as np
 from flwr.app import Message
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.federation.aggregation import MEAN, resolve
+from fastfedul.federation.aggregation import MEAN, named_rule, rows_reader
 from fastfedul.federation.replies import CheckedReply, ReplyLimits
-from fastfedul.federation.rounds import average_buffers, entered_weights
+from fastfedul.federation.rounds import (
+    average_buffers,
+    buffer_weights,
+    entered_weights,
+)
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat, Params, weighted_sum
@@ -126,15 +130,16 @@ def make_round(
     if not before.buffers:
         return round_
     local = [own.buffers for own in usable]
-    averaged = average_buffers(local, entered_weights(round_), before.buffers)
+    weights = buffer_weights(round_, named_rule(settings.aggregation, {}))
+    averaged = average_buffers(local, weights, before.buffers)
     return replace(round_, buffers=averaged)
 
 
 def expected_step(round_: Round, settings: RoundSettings) -> Flat:
     """Return the step that the ledger will add to the model."""
     rows = [update.delta.flat for update in round_.updates if update.delta is not None]
-    if settings.aggregation == MEAN:
+    rule = named_rule(settings.aggregation, {})
+    if rule is None:
         return weighted_sum(rows, entered_weights(round_))
-    rule = resolve(settings.aggregation, {})
     shares = np.array([update.share for update in round_.updates])
-    return np.asarray(rule.function(np.stack(rows), shares), np.float32)
+    return rule.step(rows_reader(rows), len(rows[0]), shares)

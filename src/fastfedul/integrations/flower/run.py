@@ -104,15 +104,15 @@ class RecordedRun:
             self._model = self.ledger.final
         return self._model
 
-    def open(self, arrays: ArrayRecord, num_rounds: int = 1) -> None:
-        """Open the ledger unless it is open, and answer requests that wait.
+    def open(self, arrays: ArrayRecord, num_rounds: int = 1) -> bool:
+        """Open the ledger, and answer requests that wait; return False if it was open.
 
         Args:
             arrays: The model to start from, if there is no ledger yet.
             num_rounds: Rounds for which the budget of a new ledger must have room.
         """
         if self._ledger is not None:
-            return
+            return False
         initial = to_model(arrays, self._rule)
         self._order = tuple(arrays)
         if (self.path / INDEX).is_file():
@@ -144,6 +144,7 @@ class RecordedRun:
         self._refresh()
         if self.ledger.requests() or self.ledger.events():
             self._answer()
+        return True
 
     def close(self) -> None:
         """Let another process write to the ledger."""

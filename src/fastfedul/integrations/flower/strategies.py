@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flwr.serverapp import strategy as flower
-from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAvg,
+    FedMedian,
+    FedTrimmedAvg,
+    MultiKrum,
+    Strategy,
+)
 from flwr.serverapp.strategy.fedopt import FedOpt
+from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fastfedul.federation.aggregation import MEAN, check_supported, resolve
 from fastfedul.integrations.flower.errors import StrategyRefusedError
@@ -19,11 +27,6 @@ _MEMORY = (
     "is a server optimizer with memory: its step depends on earlier rounds, so no "
     "client can be taken out of it"
 )
-_CHOICE = (
-    "chooses among whole updates, which the ledger cannot replay; use FedMedian or "
-    "FedTrimmedAvg against bad clients"
-)
-_NOISE = "clips updates or adds noise, so its model is no mean of the updates"
 _TREES = "aggregates trees, which are no arrays of parameters"
 _LOSS = "weighs updates by the clients' losses, which the ledger does not have"
 
@@ -32,16 +35,9 @@ REFUSED: Mapping[str, str] = {
     "FedAdam": _MEMORY,
     "FedAvgM": _MEMORY,
     "FedYogi": _MEMORY,
-    "Krum": _CHOICE,
-    "MultiKrum": _CHOICE,
-    "Bulyan": _CHOICE,
     "QFedAvg": _LOSS,
     "FedXgbBagging": _TREES,
     "FedXgbCyclic": _TREES,
-    "DifferentialPrivacyClientSideAdaptiveClipping": _NOISE,
-    "DifferentialPrivacyClientSideFixedClipping": _NOISE,
-    "DifferentialPrivacyServerSideAdaptiveClipping": _NOISE,
-    "DifferentialPrivacyServerSideFixedClipping": _NOISE,
 }
 """Strategies that cannot be recorded, and why."""
 
@@ -79,8 +75,9 @@ def aggregation_of(strategy: object, named: str | None = None) -> str:
     if named is None:
         if known is None:
             raise StrategyRefusedError(
-                f"{kind} has an aggregate_train of its own; if it is a weighted mean "
-                'of the updates, say so with aggregation="mean"'
+                f"{kind} has an aggregate_train of its own, or chooses updates in a "
+                "way of its own; if it is a weighted mean of the updates, say so with "
+                'aggregation="mean"'
             )
         return known
     if known is not None and named != known:
@@ -107,4 +104,14 @@ def _known(strategy: Strategy) -> str | None:
     if function is FedTrimmedAvg.aggregate_train:
         assert isinstance(strategy, FedTrimmedAvg)
         return f"trimmed-mean:{strategy.beta!r}"
+    if function is MultiKrum.aggregate_train:
+        assert isinstance(strategy, MultiKrum)
+        attackers, chosen = strategy.num_malicious_nodes, strategy.num_nodes_to_select
+        return (
+            f"krum:{attackers}" if chosen == 1 else f"multi-krum:{attackers}:{chosen}"
+        )
+    if function is Bulyan.aggregate_train:
+        assert isinstance(strategy, Bulyan)
+        if strategy.selection_rule is select_multikrum:
+            return f"bulyan:{strategy.num_malicious_nodes}"
     return None

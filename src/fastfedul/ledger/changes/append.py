@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fastfedul.ledger.chain import content_of, link
+from fastfedul.ledger.changes.adjust import add_adjustment
 from fastfedul.ledger.changes.garbage import collect_garbage, surplus
 from fastfedul.ledger.changes.pairs import keep_pairs
 from fastfedul.ledger.changes.rewrite import step_name, update_name
 from fastfedul.ledger.changes.sums import add_round
 from fastfedul.ledger.checks import RecordedRound, RecordedUpdate
 from fastfedul.ledger.store.arrays import Part, Stored
-from fastfedul.ledger.store.entries import local_values
+from fastfedul.ledger.store.entries import local_values, privacy_values
 from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import (
     SHARED_BYTES,
@@ -37,6 +38,8 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             collect_garbage(change, surplus(change))
         else:
             placed = _write_vectors(change, recorded, numbers)
+            if recorded.noise is not None:
+                add_adjustment(change, recorded.index + 1, recorded.noise)
     sums_only = change.settings.history == "sums"
     rows = [
         UpdateRow(
@@ -82,6 +85,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             momentum=momentum,  # type: ignore[arg-type]
             batch_size=batch_size,  # type: ignore[arg-type]
             epochs=epochs,  # type: ignore[arg-type]
+            **privacy_values(recorded.privacy),
             content=content,
             chain=chain,
         )

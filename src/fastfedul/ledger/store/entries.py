@@ -16,6 +16,7 @@ from fastfedul.ledger.store.schema import (
     Value,
 )
 from fastfedul.records import (
+    CentralPrivacy,
     ClientEntry,
     ClientId,
     LocalSGD,
@@ -26,6 +27,10 @@ from fastfedul.records import (
 
 _LOCAL = ("lr", "momentum", "batch_size", "epochs")
 """Columns of `rounds` that say how the clients trained."""
+
+
+_PRIVACY = ("clipping_norm", "noise_stdev", "next_clipping_norm")
+"""Columns of `rounds` that describe clipping and noise."""
 
 
 def name_of(entry: ClientEntry | UpdateEntry) -> str:
@@ -69,7 +74,20 @@ def round_entry(row: RoundRow) -> RoundEntry:
         row.previous_product,
         local_of(row),
         num_kept=row.num_kept,
+        privacy=privacy_of(row),
     )
+
+
+def privacy_of(row: RoundRow) -> CentralPrivacy | None:
+    """Return the clipping and the noise of a round; None if it has no noise."""
+    if row.clipping_norm is None:
+        return None
+    return CentralPrivacy(**{name: getattr(row, name) for name in _PRIVACY})
+
+
+def privacy_values(source: CentralPrivacy | None) -> dict[str, Any]:
+    """Return clipping and noise by the columns of `rounds`."""
+    return {name: source and float(getattr(source, name)) for name in _PRIVACY}
 
 
 def local_of(row: RoundRow) -> LocalSGD | None:

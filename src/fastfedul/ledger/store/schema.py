@@ -22,7 +22,7 @@ from fastfedul.records import (
 
 Value = None | int | float | str | bytes
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format; a reader refuses any other."""
 
 
@@ -111,6 +111,9 @@ class RoundRow(Row):
     momentum: float | None
     batch_size: int | None
     epochs: float | None
+    clipping_norm: float | None
+    noise_stdev: float | None
+    next_clipping_norm: float | None
     content: bytes
     chain: bytes
 

@@ -1,0 +1,190 @@
+"""Flower's choosing rules and differential privacy under `Recorded`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Bulyan, FedAvg, MultiKrum
+
+from fastfedul import LedgerReader, verify
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.aggregation import resolve, rows_reader
+from fastfedul.integrations.flower import Recorded, StrategyRefusedError
+from fastfedul.ledger.protocol import vector
+from fastfedul.records import VectorRef
+from tests.integrations.conftest import scenarios_of
+from tests.support.flower import Nodes, node
+
+if TYPE_CHECKING:
+    from tests.integrations.conftest import Scenarios, Simulations
+
+APP = Path(__file__).with_name("rules_app.py")
+CHOOSING = ["krum", "multi-krum", "bulyan"]
+PRIVATE = ["server-fixed", "client-fixed", "server-adaptive", "client-adaptive"]
+ALL = [*CHOOSING, *PRIVATE, "private-median"]
+RULES = ["krum:1", "krum:0", "multi-krum:2:3", "multi-krum:0:5", "bulyan:1", "bulyan:0"]
+
+
+def rows_of(count: int, seed: int, size: int = 40) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_is_flowers_own(name: str, seed: int) -> None:
+    """Flower aggregates local models; its own code runs here on the same arrays."""
+    rows, start = rows_of(8, seed), rows_of(1, 99)[0]
+    weights = [10 * (i + 1) for i in range(8)]
+    kind, *given = name.split(":")
+    numbers = [int(text) for text in given]
+    strategy = (
+        Bulyan(num_malicious_nodes=numbers[0])
+        if kind == "bulyan"
+        else MultiKrum(
+            num_malicious_nodes=numbers[0],
+            num_nodes_to_select=numbers[1] if kind == "multi-krum" else 1,
+        )
+    )
+    replies = []
+    for row, weight in zip(rows, weights, strict=True):
+        local = (start + row).reshape(5, 8)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array(local)}),
+                "metrics": MetricRecord({"num-examples": weight}),
+            }
+        )
+        replies.append(Message(content, dst_node_id=1, message_type="train"))
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    shares = np.array(weights) / sum(weights)
+    own = resolve(name, {}).step(rows_reader(rows), 40, shares)
+    np.testing.assert_allclose(
+        start + own, arrays["w"].numpy().ravel(), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.fixture(scope="module")
+def rules(simulations: Simulations) -> Scenarios:
+    return scenarios_of(simulations, APP)
+
+
+def flat(model: dict[str, list[float]]) -> Any:
+    return np.array([*model["w"], *model["b"]], np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_the_recorded_model_is_flowers(rules: Scenarios, name: str) -> None:
+    found = rules.found[name]
+    np.testing.assert_allclose(
+        flat(found["recorded"]), flat(found["flower"]), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_a_client_is_forgotten_and_training_goes_on(
+    rules: Scenarios, name: str
+) -> None:
+    found = rules.found[name]
+    assert np.abs(flat(found["cleaned"]) - flat(found["recorded"])).max() > 1e-4
+    with LedgerReader(rules.ledger(name)) as ledger:
+        assert not verify(ledger).problems
+        assert ledger.num_rounds == 4
+        assert ledger.clients()["client-2"].state == "erased"
+        assert len(ledger.updates_in(3)) == 7
+        steps = [vector(ledger, VectorRef(index)) for index in range(4)]
+        added = sum(steps, ledger.initial.params.flat)
+        for change in ledger.adjustments().values():
+            added = added + change
+        np.testing.assert_allclose(added, ledger.final.params.flat, atol=1e-5)
+        later = np.sort(flat(found["later"]))
+        np.testing.assert_array_equal(later, np.sort(ledger.final.params.flat))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHOOSING)
+def test_no_rule_chooses_the_client_that_shouts(rules: Scenarios, name: str) -> None:
+    with LedgerReader(rules.ledger(name)) as ledger:
+        for round_ in ledger.rounds():
+            own = {u.client: u.norm for u in ledger.updates_in(round_.index)}
+            assert round_.step_norm < own["client-5"] / 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_ledger_has_clipped_updates_and_the_size_of_the_noise(
+    rules: Scenarios, name: str
+) -> None:
+    with LedgerReader(rules.ledger(name)) as ledger:
+        rounds = ledger.rounds()
+        for round_ in rounds:
+            assert round_.privacy is not None
+            own = {u.client: u.norm for u in ledger.updates_in(round_.index)}
+            limit = round_.privacy.clipping_norm
+            assert max(own.values()) <= limit * (1 + 1e-4)
+            assert own["client-5"] == pytest.approx(limit, rel=1e-4)
+        norms = [round_.privacy.clipping_norm for round_ in rounds if round_.privacy]
+    if name.endswith("fixed"):
+        assert norms == [0.4] * 4
+    else:
+        # The fourth round ran in a process that had to learn the norm anew.
+        assert norms[0] == 0.1
+        assert norms[3] == rules.found[name]["norms"][0] != 0.1
+
+
+@pytest.mark.slow
+def test_the_certificate_says_what_the_noise_means(rules: Scenarios) -> None:
+    for name, noisy in (("server-fixed", True), ("krum", False)):
+        path = rules.folder / name / "certificates" / "1.json"
+        privacy = statement_in(path)["predicate"]["privacy"]
+        if not noisy:
+            assert privacy is None
+            continue
+        assert privacy["noisy_rounds"] == 3
+        # Noise 0.5 * 0.4 / 8; the largest of 36 shares of 10 changes a mean by 8 / 36.
+        before = 0.5 * 0.4 / 8 / (0.4 * 8 / 36)
+        assert privacy["noise_multiplier_before"] == pytest.approx(before)
+        assert privacy["noise_multiplier_after"] == pytest.approx(before * 33 / 36)
+        assert "does not" not in privacy["means"]
+        assert "without any noise" in privacy["does_not_mean"]
+
+
+def statement_in(path: Path) -> Any:
+    import base64
+
+    found = json.loads(path.read_text())
+    payload = found.get("payload") or found["envelope"]["payload"]
+    return json.loads(base64.b64decode(payload))
+
+
+def private(**options: Any) -> Any:
+    return flower.DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(), 1.0, 1.0, 2, **options
+    )
+
+
+def test_what_differential_privacy_cannot_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="counts on every update"):
+        Recorded(private(), tmp_path / "ledger", keep="top:1", keep_use="aggregate")
+    twice = flower.DifferentialPrivacyServerSideFixedClipping(private(), 1.0, 1.0, 2)
+    with pytest.raises(StrategyRefusedError, match="wrap it once"):
+        Recorded(twice, tmp_path / "ledger")
+    around = flower.DifferentialPrivacyServerSideFixedClipping(
+        flower.QFedAvg(client_learning_rate=0.1), 1.0, 1.0, 2
+    )
+    with pytest.raises(StrategyRefusedError, match="QFedAvg cannot be recorded"):
+        Recorded(around, tmp_path / "ledger")
+    normalised = ArrayRecord({"n.running_mean": Array(np.zeros(2, np.float32))})
+    recorded, grid = Recorded(private(), tmp_path / "ledger"), Nodes(node(1, "a"))
+    with pytest.raises(InvalidInputError, match=r"clips the buffer 'n\.running_mean'"):
+        recorded.configure_train(1, normalised, ConfigRecord(), grid)
+    assert not (tmp_path / "ledger").exists()
