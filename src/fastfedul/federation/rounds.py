@@ -26,10 +26,18 @@ from fastfedul.federation.replies import (
     check_update,
     judge,
 )
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.limits import require_choice, require_number
 from fastfedul.params import Array, Params, scale, weighted_sum
-from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
+from fastfedul.records import (
+    ClientId,
+    ClientUpdate,
+    LocalSGD,
+    Model,
+    Round,
+    ServerState,
+)
 from fastfedul.rng import name_key, stream
 
 Weighting = Literal["size", "equal"]
@@ -99,6 +107,7 @@ def run_rounds(
     select: Callable[[Round], Round] | None = None,
     local: LocalSGD | None = None,
     record: Callable[[Model, Round], Model] | None = None,
+    optimizer: ServerOptimizer | None = None,
 ) -> Iterator[TrainedRound]:
     """Yield the rounds with the models after them; each round trains when it is due.
 
@@ -119,6 +128,7 @@ def run_rounds(
         local: How the clients train, for the record; None if unknown.
         record: Records a round and returns the model after it, such as the append of a
             ledger; None to compute the model alone.
+        optimizer: The server optimizer, if `record` does not compute the model.
 
     Raises:
         RoundDiscardedError: If the results of more than half of a round's clients
@@ -150,7 +160,10 @@ def run_rounds(
             trained = [reply.buffers for reply in judged.usable]
             buffers = average_buffers(trained, entered_weights(round_), model.buffers)
             round_ = replace(round_, buffers=buffers)
-        model = (record or advance)(model, round_)
+        if record is None:
+            model = advance(model, round_, optimizer)
+        else:
+            model = record(model, round_)
         yield TrainedRound(round_, model, judged.quarantined)
 
 
@@ -288,10 +301,17 @@ def entered_weights(round_: Round) -> list[float]:
     return [u.share / u.keep_probability if u.kept else 0.0 for u in round_.updates]
 
 
-def advance(model: Model, round_: Round) -> Model:
+def advance(
+    model: Model, round_: Round, optimizer: ServerOptimizer | None = None
+) -> Model:
     """Return the model after a round, equal to a ledger's model in every bit.
 
     The updates add up in the order of the clients' names.
+
+    Args:
+        model: The model before the round; an optimizer without a state starts anew.
+        round_: The round.
+        optimizer: The server optimizer; None for a server that adds the mean.
     """
     buffers = model.buffers if round_.buffers is None else round_.buffers
     ordered = sorted(
@@ -302,10 +322,16 @@ def advance(model: Model, round_: Round) -> Model:
         (u.delta, weight) for u, weight in ordered if weight and u.delta is not None
     ]
     if not counted:
-        return Model(model.params, buffers)
-    vectors = [delta.flat for delta, _ in counted]
-    step = weighted_sum(vectors, [weight for _, weight in counted])
-    return Model(Params(model.params.layout, model.params.flat + step), buffers)
+        mean = np.zeros_like(model.params.flat)
+    else:
+        vectors = [delta.flat for delta, _ in counted]
+        mean = weighted_sum(vectors, [weight for _, weight in counted])
+    if optimizer is None:
+        return Model(Params(model.params.layout, model.params.flat + mean), buffers)
+    state = model.server or optimizer.start(len(mean))
+    after, step = optimizer.move(state.vectors, mean, state.steps)
+    params = Params(model.params.layout, model.params.flat + step)
+    return Model(params, buffers, ServerState(state.steps + 1, after))
 
 
 def average_buffers(

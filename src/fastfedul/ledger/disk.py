@@ -23,6 +23,7 @@ from fastfedul.errors import (
     LedgerError,
 )
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.files import sync_folder
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
@@ -129,6 +130,7 @@ class DiskLedger(LedgerReader):
         budget: int | None = None,
         arrays: str | None = None,
         federation: str | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -148,6 +150,8 @@ class DiskLedger(LedgerReader):
             arrays: Where the array files lie, such as `s3://bucket/prefix`; None for
                 the ledger's own folder.
             federation: Name of the federation, which its certificates state.
+            optimizer: The server optimizer, which turns a round's mean into the step;
+                None for a server that adds the mean.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -159,6 +163,7 @@ class DiskLedger(LedgerReader):
             sums_from=sums_from,
             budget=budget,
             federation=federation,
+            optimizer=optimizer,
         )
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
@@ -330,8 +335,7 @@ class DiskLedger(LedgerReader):
 
     def _current(self, head: HeadRow) -> Model:
         if self._model_now is None or self._model_now[0] != head.model:
-            model = self._model(head.file, head.model, "the current model")
-            self._model_now = (head.model, model)
+            self._model_now = (head.model, self.final)
         return self._model_now[1]
 
     def _states(self, round_: Round) -> dict[ClientId, ClientState]:
@@ -431,6 +435,7 @@ def _fill(
                 secrets.token_hex(16),
                 settings.federation,
                 secrets.token_bytes(32),
+                None if settings.optimizer is None else str(settings.optimizer),
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))
@@ -439,7 +444,9 @@ def _fill(
             index.add(
                 HeadRow(
                     id=1,
-                    chain=genesis(text, *dtypes, settings.aggregation, digest),
+                    chain=genesis(
+                        text, *dtypes, settings.aggregation, digest, row.optimizer
+                    ),
                     file=INITIAL_FILE,
                     model=row.initial,
                     pair_limit=NO_LIMIT,
@@ -454,6 +461,7 @@ def _fill(
                     num_pairs=0,
                     num_files=1,
                     num_adjustments=0,
+                    num_states=0,
                     num_events=0,
                     num_models=1,
                 )

@@ -57,6 +57,7 @@ class Retrain:
             absent=request.gone,
             scales=federation.scales,
             select=federation.select,
+            optimizer=request.ledger.settings.optimizer,
         )
         for trained in rounds:
             model = trained.model
@@ -66,12 +67,13 @@ class Retrain:
             params=model.params,
             clients=tuple(sorted(request.forget)),
             buffers=model.buffers,
+            server=model.server,
         )
 
 
 def _check(request: UnlearnRequest, federation: Federation) -> None:
     """Raise if retraining would give the model of another run."""
-    require_mean(Retrain.name, request.ledger)
+    require_mean(Retrain.name, request.ledger, optimizers=True)
     sampled = any(round_.use == "aggregate" for round_ in request.ledger.rounds())
     if sampled and federation.select is None:
         raise UnlearnRefusedError(

@@ -230,6 +230,7 @@ def rounds_of(
         select=config.keep_policy,
         local=config.local.training.sgd,
         record=record,
+        optimizer=config.server.make_optimizer(),
     )
 
 

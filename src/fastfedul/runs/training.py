@@ -27,7 +27,8 @@ from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import FederationSize, estimate
-from fastfedul.ledger.protocol import params_at, vector
+from fastfedul.ledger.protocol import params_at
+from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
 from fastfedul.limits import require_path
@@ -38,7 +39,7 @@ from fastfedul.methods.protocol import (
     needs_help,
 )
 from fastfedul.params import Params
-from fastfedul.records import ClientId, Model, VectorRef
+from fastfedul.records import ClientId, Model
 from fastfedul.runs import metrics_file
 from fastfedul.runs.config import CONFIG, RecordingOptions, RunConfig, findable
 from fastfedul.runs.metrics_file import RoundMetrics
@@ -350,6 +351,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         sums_from=config.keep_policy.sums_from,
         budget=recording.budget_bytes,
         federation=recording.federation,
+        optimizer=config.server.make_optimizer(),
     )
 
 
@@ -510,7 +512,8 @@ def _align_metrics(
             if index == num_rounds - 1 and index + 1 not in moved:
                 scores = score(prepared, workers, final)
         elif not final.buffers or index == num_rounds - 1:
-            flat = params_at(ledger, index).flat + vector(ledger, VectorRef(index))
+            step = next(itertools.islice(server_steps(ledger), index, None))
+            flat = params_at(ledger, index).flat + step
             model = Model(Params(ledger.settings.layout, flat), final.buffers)
             scores = score(prepared, workers, model)
         found[index] = RoundMetrics(index, *scores, None)

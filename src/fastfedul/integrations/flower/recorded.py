@@ -73,6 +73,11 @@ from fastfedul.integrations.flower.rounds import (
     make_round,
 )
 from fastfedul.integrations.flower.run import Answering, RecordedRun
+from fastfedul.integrations.flower.server_optimizers import (
+    give_state,
+    optimizer_of,
+    server_step,
+)
 from fastfedul.integrations.flower.strategies import aggregation_of, is_known
 from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
@@ -89,8 +94,8 @@ _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 class Recorded(Strategy):
     """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg and classes derived from them. It
-    refuses, by name, strategies whose model depends on more than a round's updates.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, FedAvgM, FedAdam, FedYogi,
+    FedAdagrad and classes derived from them. It refuses other strategies by name.
 
     If the ledger exists, training goes on with it: the ledger's model replaces the
     initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
@@ -179,6 +184,7 @@ class Recorded(Strategy):
             dtype=dtype,
             budget=budget,
             weight_key=getattr(strategy, "weighted_by_key", "num-examples"),
+            optimizer=optimizer_of(strategy),
             limits=ReplyLimits(
                 min_clients=min_clients,
                 max_discards=max_discards,
@@ -348,8 +354,12 @@ class Recorded(Strategy):
                 f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
         round_ = make_round(index, usable, before, settings, self._trained)
-        result, metrics = self._aggregated_by_strategy(number, judged)
-        step = expected_step(round_, settings)
+        counted = number
+        if settings.optimizer is not None:
+            counted = give_state(self._strategy, before, self._run.arrays)
+        result, metrics = self._aggregated_by_strategy(counted, judged)
+        mean = expected_step(round_, settings)
+        step = server_step(mean, before, settings.optimizer)
         if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
             if gap := disagreement(result, own, norm(step)):

@@ -13,6 +13,7 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, resolve
 from fastfedul.federation.replies import CheckedReply, ReplyLimits
 from fastfedul.federation.rounds import average_buffers, entered_weights
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat, Params, weighted_sum
@@ -44,6 +45,7 @@ class RoundSettings:
         budget: Bytes that the ledger may take; None for any number.
         weight_key: The metric that is a client's weight.
         limits: Limits between a usual reply and a hostile one.
+        optimizer: The server optimizer; None for a server that adds the aggregate.
     """
 
     aggregation: str = MEAN
@@ -52,6 +54,7 @@ class RoundSettings:
     budget: int | None = None
     weight_key: str = "num-examples"
     limits: ReplyLimits = field(default_factory=ReplyLimits)
+    optimizer: ServerOptimizer | None = None
 
     def __post_init__(self) -> None:
         whole = self.keep.policy == "all" and self.keep.use == "store"
@@ -59,6 +62,11 @@ class RoundSettings:
             raise InvalidInputError(
                 f"a {self.aggregation} can only be replayed with every update; "
                 'use keep="all" and keep_use="store"'
+            )
+        if self.optimizer is not None and self.keep.history == "sums":
+            raise InvalidInputError(
+                f"the server optimizer {self.optimizer.name} is replayed from the mean "
+                'of every round, and keep="sums" keeps none; use keep="all"'
             )
         if self.dtype not in STORAGE_DTYPES:
             raise InvalidInputError(
@@ -129,7 +137,7 @@ def make_round(
 
 
 def expected_step(round_: Round, settings: RoundSettings) -> Flat:
-    """Return the step that the ledger will add to the model."""
+    """Return the aggregate of a round: the step, unless the server optimizes."""
     rows = [update.delta.flat for update in round_.updates if update.delta is not None]
     if settings.aggregation == MEAN:
         return weighted_sum(rows, entered_weights(round_))

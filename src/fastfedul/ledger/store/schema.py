@@ -22,7 +22,7 @@ from fastfedul.records import (
 
 Value = None | int | float | str | bytes
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format; a reader refuses any other."""
 
 
@@ -56,6 +56,7 @@ class LedgerRow(Row):
     ledger_id: str
     federation: str | None
     receipt_secret: bytes
+    optimizer: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,25 @@ class AdjustmentRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRow(Row):
+    """One vector of the server optimizer's state before a round.
+
+    `steps` counts the steps that led to the state. `given` is 1 if a forgetting set the
+    state: it stays. Else it is the state now, and gives way to the next round's.
+    """
+
+    table: ClassVar[str] = "states"
+    key: ClassVar[int] = 2
+
+    round: int
+    number: int
+    steps: int
+    given: int
+    file: int
+    array: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EventRow(Row):
     """An entry of the log."""
 
@@ -237,6 +257,7 @@ class HeadRow(Row):
     num_pairs: int
     num_files: int
     num_adjustments: int
+    num_states: int
     num_events: int
     num_models: int
 
@@ -305,6 +326,7 @@ ROWS: tuple[type[Row], ...] = (
     PairRow,
     FileRow,
     AdjustmentRow,
+    StateRow,
     EventRow,
     ModelRow,
     HeadRow,
@@ -323,6 +345,7 @@ COUNTED = (
     PairRow,
     FileRow,
     AdjustmentRow,
+    StateRow,
     EventRow,
     ModelRow,
 )
