@@ -149,8 +149,9 @@ def _from_servers(
     """Return the undamped difference of two servers that run side by side.
 
     A mark is the difference that a round added to the model. Deviations and means count
-    as the second server scales them in their round. Training pulls as much faster as
-    the server scales its updates, so the pull of a round is divided by the gain.
+    as the second server scales them in their round, so that their variances and lengths
+    are lengths of the model. The pull of local training counts as it is: divided by the
+    server's gain, it came out further from retraining where the gain was large.
     """
     servers = two_servers(ledger, removal, rounds)
     found = servers.run(classes=age_classes(len(rounds)))
@@ -162,13 +163,14 @@ def _from_servers(
     drawn = draw(ledger, removal.gone, stay.num_kept, num_updates)
     own = [rounds[index] for index in drawn.updates]
     squares = np.square(found.mean_lengths)
-    gains = np.divide(
-        found.scaled_lengths,
-        found.mean_lengths,
-        out=np.zeros(len(rounds)),
+    # A step that is too long counts as much less as its mean is shortened.
+    counted = np.divide(
+        no_longer(squares, drawn.longest),
+        squares,
+        out=np.ones(len(rounds)),
         where=squares > 0,
     )
-    squares = no_longer(squares, drawn.longest) * np.square(gains)
+    scaled = np.square(found.scaled_lengths) * counted
     return Undamped(
         HeldMarks(found.marks[present]),
         tuple(ages_of(found.lengths, own) for own in members),
@@ -176,7 +178,7 @@ def _from_servers(
         ScaledDeviations.of(
             drawn_deviations(ledger, cleaned_steps(removal, own), drawn), servers
         ),
-        scale_of(rounds, stay.left, squares, gains),
+        scale_of(rounds, stay.left, scaled),
         *_unknown(rounds),
         ledger.settings.layout.size,
         found.state,
@@ -330,12 +332,7 @@ def no_longer(squares: Array, longest: Mapping[int, float]) -> Array:
     return found
 
 
-def scale_of(
-    rounds: Sequence[RoundEntry],
-    left: Array,
-    squares: Array,
-    gains: Array | None = None,
-) -> float:
+def scale_of(rounds: Sequence[RoundEntry], left: Array, squares: Array) -> float:
     """Return sqrt(T b) / g: how a variance becomes a strength of pulling back.
 
     Args:
@@ -343,15 +340,8 @@ def scale_of(
         left: Share of each round that stays.
         squares: Squared length of each round's step without everybody who left; NaN
             where it is not known.
-        gains: Factor by which the server scaled each round's mean; 0 if unknown. None
-            for a server that added the mean.
     """
-    pulls = [UNKNOWN_PULL if r.local is None else r.local.pull for r in rounds]
-    if gains is not None:
-        usual = float(np.median(gains[gains > 0])) if (gains > 0).any() else 1.0
-        scaled = np.where(gains > 0, gains, usual)
-        pulls = (np.array(pulls) / scaled).tolist()
-    pull = math.fsum(pulls)
+    pull = math.fsum(UNKNOWN_PULL if r.local is None else r.local.pull for r in rounds)
     known = ~np.isnan(squares)
     mean = math.fsum(left[known] * squares[known]) / (math.fsum(left[known]) or 1.0)
     return math.sqrt(pull / mean) if mean > 0 else math.inf
