@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from fastfedul.errors import UnknownClientError as UnknownClientError
     from fastfedul.errors import UnlearnRefusedError as UnlearnRefusedError
     from fastfedul.federation.aggregation import Aggregation as Aggregation
+    from fastfedul.federation.server_optimizers import (
+        ServerOptimizer as ServerOptimizer,
+    )
     from fastfedul.forgetting.requests import AppliedRequest as AppliedRequest
     from fastfedul.forgetting.requests import add_request as add_request
     from fastfedul.forgetting.requests import apply_requests as apply_requests
@@ -88,6 +91,7 @@ _NAMES = {
         *("LocalSGD", "Model", "Round"),
     ),
     "federation.aggregation": ("Aggregation",),
+    "federation.server_optimizers": ("ServerOptimizer",),
     # errors
     "errors": (
         "FastFedULError",

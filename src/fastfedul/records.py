@@ -15,6 +15,20 @@ StorageDtype = Literal["float32", "bfloat16", "float16", "int8"]
 History = Literal["rounds", "sums"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerState:
+    """State of a server optimizer.
+
+    Attributes:
+        steps: Number of steps that led to the state.
+        vectors: Momentum and second moment, as far as the optimizer has them: a row
+            each, in float32.
+    """
+
+    steps: int
+    vectors: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A whole model: parameters that are learned, and buffers that are carried along.
@@ -22,10 +36,13 @@ class Model:
     Attributes:
         params: Parameters that training learns and forgetting changes.
         buffers: Batch-norm statistics, counters and the like, in their own dtypes.
+        server: State of the server optimizer; None if the server has none, or before
+            its first step.
     """
 
     params: Params
     buffers: Mapping[str, Array] = field(default_factory=dict)
+    server: ServerState | None = None
 
     def __post_init__(self) -> None:
         require_type(
@@ -123,6 +140,7 @@ class Round:
         index: Number of the round, from 0 without gaps.
         updates: One for each participant, kept or not.
         step: The server's change of the model; None for the updates' weighted mean.
+            With a server optimizer: the weighted mean that the optimizer gets.
         buffers: Buffers of the model after the round; None means unchanged.
         use: `store`: the server aggregated every update with its share. `aggregate`:
             it aggregated only the kept updates, each with its share divided by its

@@ -40,6 +40,7 @@ from fastfedul.integrations.flower.client import identify
 from fastfedul.integrations.flower.grid import AdmittedGrid
 from fastfedul.rng import name_key, stream
 from fastfedul.runs.training import Prepared, RunConfig, prepare
+from tests.integrations.optimizer_scenarios import optimizer_scenarios
 
 NUM_CLIENTS = 5
 SIZES = (10, 20, 30, 40, 50)
@@ -300,6 +301,9 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
             local=PROJECT.local.training.sgd,
         ),
         "forget": forgetting(grid, folder),
+        "optimizers": optimizer_scenarios(
+            grid, folder, initial_arrays(), everybody, run
+        ),
     }
 
 

@@ -99,7 +99,7 @@ def test_an_aggregation_of_ones_own_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(StrategyRefusedError, match="aggregate_train of its own"):
         Recorded(Aggregating(), tmp_path / "ledger")
     assert aggregation_of(Aggregating(), "mean") == "mean"
-    with pytest.raises(InvalidInputError, match="server optimizer with memory"):
+    with pytest.raises(InvalidInputError, match="server optimizer and no aggregation"):
         aggregation_of(Aggregating(), "fedadam")
     with pytest.raises(InvalidInputError, match="is unknown; choose"):
         aggregation_of(Aggregating(), "largest")
@@ -186,3 +186,11 @@ def test_a_client_imports_no_framework_but_flower() -> None:
     )
     loaded = {name.split(".")[0] for name in found.stdout.split()}
     assert not loaded & {"torch", "ray", "sklearn", "matplotlib"}
+
+
+def test_noise_after_a_server_optimizer_is_refused(tmp_path: Path) -> None:
+    noisy = flower.DifferentialPrivacyServerSideFixedClipping(
+        flower.FedAdam(), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=2
+    )
+    with pytest.raises(StrategyRefusedError, match="after the server optimizer adam"):
+        Recorded(noisy, tmp_path / "ledger")

@@ -17,8 +17,10 @@ from blake3 import blake3
 from xxhash import xxh3_64_digest
 
 from fastfedul import DiskLedger, LedgerReader, add_request, forget
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
+from fastfedul.ledger.verify import verify
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype, VectorRef
 from tests.support.disk_ledgers import initial_model, round_of
@@ -140,6 +142,7 @@ class PageReader:
             ledger["layout"],
             *dtypes,
             ledger["aggregation"],
+            *filter(None, [ledger["optimizer"]]),
             ledger["initial"][8:40],
         )
         yield chain
@@ -314,3 +317,32 @@ def test_after_an_erasure_exactly_what_the_page_says_remains(
     for file in (path / "arrays").iterdir():
         content = file.read_bytes()
         assert not any(name.encode() in content for name in own), file.name
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_reader_by_the_page_finds_the_states_of_the_server(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    optimizer = ServerOptimizer.make(name, lr=0.1)
+    with DiskLedger.create(path, initial_model(), optimizer=optimizer) as ledger:
+        for index in range(3):
+            ledger.append(round_of(index))
+        forget(ledger, ["b"])
+        ledger.append(round_of(3, clients=("a", "c")))
+    page = PageReader(path)
+    with LedgerReader(path) as reader:
+        [*_, last] = page.chains()
+        assert last == reader.chain
+        now, given = reader.final.server, reader.server_states()[3]
+        rows = page.tables["states"]
+        assert now is not None
+        assert len(rows) == 2 * optimizer.num_vectors
+        for row in rows:
+            wanted = given if row["given"] else now
+            own = page.vector(row["file"], row["array"], "float32")
+            np.testing.assert_array_equal(own, wanted.vectors[row["number"]])
+            assert row["steps"] == wanted.steps
+            tensor = f"{row['round']}.state.{row['number']}"
+            assert tensor in names_at(page, row["file"], row["array"])
+        assert verify(reader).problems == ()

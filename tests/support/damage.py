@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,7 @@ from fastfedul import (
     add_request,
     forget,
 )
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.protocol import models
 from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.ledger.store import codec
@@ -127,6 +129,7 @@ def live_vectors(path: Path) -> dict[Path, list[tuple[int, int]]]:
         ("SELECT file, array FROM parts", dtype),
         ("SELECT file, array FROM pairs", dtype),
         ("SELECT file, array FROM adjustments", "float32"),
+        ("SELECT file, array FROM states", "float32"),
     )
     for sql, stored_as in queries:
         for number, column in index.execute(sql):
@@ -155,9 +158,19 @@ BOTH_KINDS = pytest.mark.parametrize("kind", KINDS)
 """Ledgers of rounds and of sums: together they have every kind of row and of file."""
 
 
-def build(path: Path, kind: History) -> Path:
+Kind = History | Literal["optimizer"]
+OPTIMIZER: Kind = "optimizer"
+"""A ledger of rounds with a server optimizer, whose states no other ledger has."""
+
+
+def build(path: Path, kind: Kind) -> Path:
     with DiskLedger.create(
-        path, initial_model(), update_dtype="float16", history=kind, sums_from=3
+        path,
+        initial_model(),
+        update_dtype="float16",
+        history="sums" if kind == "sums" else "rounds",
+        sums_from=3,
+        optimizer=ServerOptimizer.make("adam") if kind == OPTIMIZER else None,
     ) as ledger:
         for index in range(4):
             clients = (*CLIENTS, "gone", "left")
@@ -181,6 +194,11 @@ READINGS: dict[str, Callable[[LedgerReader], object]] = {
         ledger.final.params.flat.tobytes(),
         ledger.final.buffers["seen"].tobytes(),
     ),
+    "server": lambda ledger: [
+        (state.steps, state.vectors.tobytes())
+        for state in (ledger.final.server, *ledger.server_states().values())
+        if state is not None
+    ],
     "initial": lambda ledger: ledger.initial.params.flat.tobytes(),
     "models": lambda ledger: [params.flat.tobytes() for params in models(ledger)],
     "own differences": lambda ledger: [
@@ -217,7 +235,8 @@ INDEX_ONLY = [
         "chain",
     )
 ]
-KINDS_OF: dict[str, tuple[History, ...]] = {
+KINDS_OF: dict[str, tuple[Kind, ...]] = {
+    "states": (OPTIMIZER,),
     "adjustments": ("rounds",),
     "parts": ("sums",),
     "pairs": ("sums",),

@@ -1,8 +1,8 @@
 """Aggregations: how a round's updates become one step, and how a method undoes it.
 
 A method undoes a mean by arithmetic. It undoes any other function of the round's
-updates by replaying the function without the forgotten clients. Neither works for a
-server optimizer that remembers earlier rounds, so `check_supported` refuses it by name.
+updates by replaying the function without the forgotten clients. A server optimizer is
+no aggregation: it turns the mean into the step, and `server_optimizers.py` has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WITH_MEMORY = frozenset(
     {"fedadagrad", "fedadam", "fedavgm", "fedmom", "fednova", "fedopt", "fedyogi"}
     | {"adam", "adagrad", "momentum", "scaffold", "yogi"}
 )
-"""Server optimizers whose step depends on earlier rounds."""
+"""Names of server optimizers, which are no aggregations."""
 
 AggregateFunction = Callable[[Array, Array], Array]
 """Takes updates (clients by values) and shares that sum to 1; returns the step."""
@@ -268,9 +268,9 @@ def require_enough(rule: Aggregation, count: int, index: int) -> None:
 
 
 def check_supported(name: str) -> None:
-    """Raise if no method can take a client out of an aggregation."""
+    """Raise if a name is no aggregation but a server optimizer."""
     if name.lower().replace("-", "").replace("_", "") in WITH_MEMORY:
         raise InvalidInputError(
-            f"{name!r} is a server optimizer with memory: its step depends on earlier "
-            "rounds, so no client can be taken out of it; use a mean of the updates"
+            f"{name!r} is a server optimizer and no aggregation: it gets the mean of "
+            "the updates; choose the mean, and name the optimizer of the ledger"
         )

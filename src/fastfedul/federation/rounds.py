@@ -27,10 +27,18 @@ from fastfedul.federation.replies import (
     check_update,
     judge,
 )
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.limits import require_choice, require_number
 from fastfedul.params import Array, Params, scale, weighted_sum
-from fastfedul.records import ClientId, ClientUpdate, LocalSGD, Model, Round
+from fastfedul.records import (
+    ClientId,
+    ClientUpdate,
+    LocalSGD,
+    Model,
+    Round,
+    ServerState,
+)
 from fastfedul.rng import name_key, stream
 
 Weighting = Literal["size", "equal"]
@@ -101,6 +109,7 @@ def run_rounds(
     local: LocalSGD | None = None,
     rule: Aggregation | None = None,
     record: Callable[[Model, Round], Model] | None = None,
+    optimizer: ServerOptimizer | None = None,
 ) -> Iterator[TrainedRound]:
     """Yield the rounds with the models after them; each round trains when it is due.
 
@@ -122,6 +131,7 @@ def run_rounds(
         rule: How the server aggregates; None for the weighted mean.
         record: Records a round and returns the model after it, such as the append of a
             ledger; None to compute the model alone.
+        optimizer: The server optimizer, if `record` does not compute the model.
 
     Raises:
         RoundDiscardedError: If the results of more than half of a round's clients
@@ -157,7 +167,7 @@ def run_rounds(
         if record is not None:
             model = record(model, round_)
         else:
-            model = advance(model, round_, rule)
+            model = advance(model, round_, rule, optimizer)
         yield TrainedRound(round_, model, judged.quarantined)
 
 
@@ -308,15 +318,21 @@ def buffer_weights(round_: Round, rule: Aggregation | None) -> list[float]:
     return found.weights(len(shares))
 
 
-def advance(model: Model, round_: Round, rule: Aggregation | None = None) -> Model:
+def advance(
+    model: Model,
+    round_: Round,
+    rule: Aggregation | None = None,
+    optimizer: ServerOptimizer | None = None,
+) -> Model:
     """Return the model after a round, equal to a ledger's model in every bit.
 
     The updates add up in the order of the clients' names.
 
     Args:
-        model: The model before the round.
+        model: The model before the round; an optimizer without a state starts anew.
         round_: The round.
         rule: How the server aggregates; None for the weighted mean.
+        optimizer: The server optimizer; None for a server that adds the aggregate.
     """
     buffers = model.buffers if round_.buffers is None else round_.buffers
     ordered = sorted(
@@ -327,16 +343,23 @@ def advance(model: Model, round_: Round, rule: Aggregation | None = None) -> Mod
         (u.delta, weight) for u, weight in ordered if weight and u.delta is not None
     ]
     if not counted:
-        return Model(model.params, buffers)
-    vectors = [delta.flat for delta, _ in counted]
-    weights = [weight for _, weight in counted]
-    if rule is None:
-        step = weighted_sum(vectors, weights)
+        aggregate = np.zeros_like(model.params.flat)
     else:
-        require_enough(rule, len(vectors), round_.index)
-        size = model.params.layout.size
-        step = rule.step(rows_reader(vectors), size, np.array(weights))
-    return Model(Params(model.params.layout, model.params.flat + step), buffers)
+        vectors = [delta.flat for delta, _ in counted]
+        weights = [weight for _, weight in counted]
+        if rule is None:
+            aggregate = weighted_sum(vectors, weights)
+        else:
+            require_enough(rule, len(vectors), round_.index)
+            size = model.params.layout.size
+            aggregate = rule.step(rows_reader(vectors), size, np.array(weights))
+    if optimizer is None:
+        params = Params(model.params.layout, model.params.flat + aggregate)
+        return Model(params, buffers)
+    state = model.server or optimizer.start(len(aggregate))
+    after, step = optimizer.move(state.vectors, aggregate, state.steps)
+    params = Params(model.params.layout, model.params.flat + step)
+    return Model(params, buffers, ServerState(state.steps + 1, after))
 
 
 def average_buffers(

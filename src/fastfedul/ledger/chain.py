@@ -13,10 +13,16 @@ from fastfedul.ledger.store.schema import Value, digest_of
 
 
 def genesis(
-    layout: str, update_dtype: str, step_dtype: str, aggregation: str, initial: bytes
+    layout: str,
+    update_dtype: str,
+    step_dtype: str,
+    aggregation: str,
+    initial: bytes,
+    optimizer: str | None = None,
 ) -> bytes:
     """Return the chain before the first round."""
-    return digest_of("genesis", layout, update_dtype, step_dtype, aggregation, initial)
+    rule = (aggregation,) if optimizer is None else (aggregation, optimizer)
+    return digest_of("genesis", layout, update_dtype, step_dtype, *rule, initial)
 
 
 def content_of(

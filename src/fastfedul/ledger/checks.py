@@ -45,6 +45,7 @@ from fastfedul.records import (
     LocalSGD,
     Model,
     Round,
+    ServerState,
 )
 
 STEP_TOLERANCE = 1e-4
@@ -128,9 +129,7 @@ def prepare(
     if settings.history == "sums":
         updates = _check_summable(round_, updates)
     given = None if round_.step is None else _flat(round_.step, layout, "the step")
-    found = _measure(
-        round_, updates, vectors, given, previous_step, current.params.flat, settings
-    )
+    found = _measure(round_, updates, vectors, given, previous_step, current, settings)
     noise, noisy = _noise(round_, layout), found.model
     if noise is not None:
         noisy = noisy + noise
@@ -154,7 +153,11 @@ def prepare(
         step=found.step,
         step_norm=math.sqrt(found.squares[-1]),
         previous_product=found.previous,
-        model=Model(Params(layout, noisy), check_buffers(round_, current, layout)),
+        model=Model(
+            Params(layout, noisy),
+            check_buffers(round_, current, layout),
+            found.server,
+        ),
         local=_local(round_.local),
         noise=noise,
         privacy=round_.privacy,
@@ -283,7 +286,7 @@ def own_copy(model: Model) -> Model:
     """Return a model that somebody else may change."""
     flat = model.params.flat.copy()
     buffers = {name: np.array(buffer) for name, buffer in model.buffers.items()}
-    return Model(Params(model.params.layout, flat), buffers)
+    return Model(Params(model.params.layout, flat), buffers, model.server)
 
 
 def cleaned_model(current: Model, delta: Flat, cleaned: Model | None) -> Model:
@@ -303,13 +306,33 @@ def cleaned_model(current: Model, delta: Flat, cleaned: Model | None) -> Model:
             cleaned = Model(
                 Params(layout, current.params.flat + delta), current.buffers
             )
+    if (cleaned.server is None) != (current.server is None):
+        raise InvalidInputError(
+            "the ledger has a server optimizer, so a cleaned model needs the state of "
+            "the server without the clients; use a method that gives it"
+            if current.server
+            else "the ledger has no server optimizer, and the cleaned model a state"
+        )
+    if cleaned.server is not None and current.server is not None:
+        _check_state(cleaned.server, current.server)
     if cleaned.params.layout != layout or set(cleaned.buffers) != set(current.buffers):
         raise InvalidInputError(
             "the cleaned model has other arrays than the current one"
         )
     if not np.isfinite(cleaned.params.flat).all():
         raise InvalidInputError("forgetting would make the model infinite")
-    return Model(cleaned.params, require_buffers(cleaned.buffers, layout))
+    buffers = require_buffers(cleaned.buffers, layout)
+    return Model(cleaned.params, buffers, cleaned.server)
+
+
+def _check_state(cleaned: ServerState, current: ServerState) -> None:
+    """Raise unless the state of the server after a forgetting can be used."""
+    if np.shape(cleaned.vectors) != current.vectors.shape:
+        raise InvalidInputError(
+            "the cleaned server state has other vectors than the current one"
+        )
+    if not np.isfinite(cleaned.vectors).all() or cleaned.steps < 0:
+        raise InvalidInputError("forgetting would make the server's state infinite")
 
 
 def _check_participants(
@@ -403,6 +426,7 @@ class _Measured:
         squares: Squared length of each update, then of the step.
         products: Inner product of each update with the step.
         previous: Inner product of the step with the last round's step.
+        server: State of the server optimizer after the round, if there is one.
     """
 
     step: Flat
@@ -410,6 +434,7 @@ class _Measured:
     squares: list[float]
     products: list[float]
     previous: float
+    server: ServerState | None
 
 
 def _measure(
@@ -418,7 +443,7 @@ def _measure(
     vectors: list[Flat | None],
     given: Flat | None,
     previous_step: Flat | None,
-    current: Flat,
+    before: Model,
     settings: LedgerSettings,
 ) -> _Measured:
     """Return the step, the new model and their numbers, from one pass over the vectors.
@@ -441,6 +466,11 @@ def _measure(
     products = np.zeros((num_blocks, len(vectors)))
     others = np.zeros((num_blocks, 2))
     finite = np.zeros(num_blocks, bool)
+    current, optimizer = before.params.flat, settings.optimizer
+    state = after = None
+    if optimizer is not None:
+        state = before.server or optimizer.start(size)
+        after = np.empty_like(state.vectors)
 
     def work(blocks: Iterable[int]) -> None:
         # Inside the thread: the setting does not reach threads from outside.
@@ -467,8 +497,15 @@ def _measure(
             products[block, i] = dot(own, piece)
         if previous_step is not None:
             others[block, 1] = dot(previous_step[part], piece)
-        np.add(current[part], piece, out=model[part])
-        finite[block] = np.isfinite(model[part]).all()
+        moved = piece
+        if optimizer is not None and state is not None and after is not None:
+            own, moved = optimizer.move(state.vectors[:, part], piece, state.steps)
+            after[:, part] = own
+            finite[block] = np.isfinite(own).all()
+        else:
+            finite[block] = True
+        np.add(current[part], moved, out=model[part])
+        finite[block] &= np.isfinite(model[part]).all()
 
     run_blocks(work, num_blocks)
     totals = squares.sum(axis=0).tolist()
@@ -483,7 +520,11 @@ def _measure(
         )
     if not finite.all():
         raise InvalidInputError(f"round {round_.index} makes the model infinite")
-    return _Measured(step, model, totals, products.sum(axis=0).tolist(), previous)
+    server = None
+    if state is not None and after is not None:
+        server = ServerState(state.steps + 1, after)
+    numbers = products.sum(axis=0).tolist()
+    return _Measured(step, model, totals, numbers, previous, server)
 
 
 def _check_finite(updates: list[ClientUpdate], totals: list[float], index: int) -> None:

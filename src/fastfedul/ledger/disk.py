@@ -23,6 +23,7 @@ from fastfedul.errors import (
     LedgerError,
 )
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.files import sync_folder
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
@@ -130,6 +131,7 @@ class DiskLedger(LedgerReader):
         budget: int | None = None,
         arrays: str | None = None,
         federation: str | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> Self:
         """Create a ledger that starts from this model; it appears whole or not at all.
 
@@ -149,6 +151,8 @@ class DiskLedger(LedgerReader):
             arrays: Where the array files lie, such as `s3://bucket/prefix`; None for
                 the ledger's own folder.
             federation: Name of the federation, which its certificates state.
+            optimizer: The server optimizer, which turns a round's mean into the step;
+                None for a server that adds the mean.
         """
         settings = LedgerSettings(
             layout=initial.params.layout,
@@ -160,6 +164,7 @@ class DiskLedger(LedgerReader):
             sums_from=sums_from,
             budget=budget,
             federation=federation,
+            optimizer=optimizer,
         )
         require_room(settings)
         if not np.isfinite(initial.params.flat).all():
@@ -332,8 +337,7 @@ class DiskLedger(LedgerReader):
 
     def _current(self, head: HeadRow) -> Model:
         if self._model_now is None or self._model_now[0] != head.model:
-            model = self._model(head.file, head.model, "the current model")
-            self._model_now = (head.model, model)
+            self._model_now = (head.model, self.final)
         return self._model_now[1]
 
     def _states(self, round_: Round) -> dict[ClientId, ClientState]:
@@ -433,6 +437,7 @@ def _fill(
                 secrets.token_hex(16),
                 settings.federation,
                 secrets.token_bytes(32),
+                None if settings.optimizer is None else str(settings.optimizer),
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))
@@ -441,7 +446,9 @@ def _fill(
             index.add(
                 HeadRow(
                     id=1,
-                    chain=genesis(text, *dtypes, settings.aggregation, digest),
+                    chain=genesis(
+                        text, *dtypes, settings.aggregation, digest, row.optimizer
+                    ),
                     file=INITIAL_FILE,
                     model=row.initial,
                     pair_limit=NO_LIMIT,
@@ -456,6 +463,7 @@ def _fill(
                     num_pairs=0,
                     num_files=1,
                     num_adjustments=0,
+                    num_states=0,
                     num_events=0,
                     num_models=1,
                 )

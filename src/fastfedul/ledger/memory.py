@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.checks import (
     cleaned_model,
     own_copy,
@@ -30,6 +31,7 @@ from fastfedul.ledger.protocol import (
     require_known,
     require_state,
 )
+from fastfedul.ledger.server_replay import replayed_without
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
@@ -45,6 +47,7 @@ from fastfedul.records import (
     PairEntry,
     Round,
     RoundEntry,
+    ServerState,
     UpdateEntry,
     VectorRef,
 )
@@ -126,7 +129,7 @@ class _Client:
 def _with_own_buffers(model: Model) -> Model:
     """Return a model whose buffers the caller may change; parameters are read-only."""
     buffers = {name: np.array(buffer) for name, buffer in model.buffers.items()}
-    return Model(model.params, buffers)
+    return Model(model.params, buffers, model.server)
 
 
 def _counted(client: _Client) -> ClientEntry:
@@ -159,6 +162,7 @@ class MemoryLedger:
         self._steps = _Rows(layout.size)
         self._clients: dict[ClientId, _Client] = {}
         self._adjustments: dict[int, Flat] = {}
+        self._states: dict[int, ServerState] = {}
         self._events: list[Event] = []
 
     @classmethod
@@ -168,10 +172,14 @@ class MemoryLedger:
         *,
         aggregation: str = "mean",
         custom: Mapping[str, Aggregation] | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> MemoryLedger:
         """Return an empty ledger that starts from this model."""
         settings = LedgerSettings(
-            layout=initial.params.layout, aggregation=aggregation, custom=custom or {}
+            layout=initial.params.layout,
+            aggregation=aggregation,
+            custom=custom or {},
+            optimizer=optimizer,
         )
         return cls(initial, settings)
 
@@ -226,6 +234,10 @@ class MemoryLedger:
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""
         return dict(self._adjustments)
+
+    def server_states(self) -> Mapping[int, ServerState]:
+        """Return states of the server that forgettings set, by the next round."""
+        return dict(self._states)
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
@@ -359,6 +371,8 @@ class MemoryLedger:
         cleaned = cleaned_model(self._final, delta, model)
         self._adjust(self.num_rounds, delta)
         self._final = cleaned
+        if cleaned.server is not None:
+            self._states[self.num_rounds] = cleaned.server
         for name in clients:
             known = self._clients[name]
             known.entry = replace(
@@ -382,12 +396,17 @@ class MemoryLedger:
     ) -> None:
         forgotten_at = check_erasable(self, clients)
         correction = np.zeros(self._settings.layout.size, np.float64)
+        optimizer = self._settings.optimizer
+        if optimizer is not None:
+            replayed = replayed_without(self, clients, forgotten_at)
+            correction += replayed.marks[0]
+            self._states |= replayed.states
         for rewritten in rounds:
             entry = rewritten.entry
             self._rounds[entry.index] = entry
             if rewritten.step is None:
                 continue
-            if entry.index < forgotten_at:
+            if entry.index < forgotten_at and optimizer is None:
                 correction += rewritten.step - self._steps.row(entry.index)
             self._steps.replace(entry.index, rewritten.step)
             for known in self._clients.values():

@@ -16,6 +16,7 @@ from fastfedul.errors import (
     UnknownClientError,
     name_some,
 )
+from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.limits import require_number, show
 from fastfedul.params import Array, Flat, Params
@@ -29,6 +30,7 @@ from fastfedul.records import (
     PairEntry,
     Round,
     RoundEntry,
+    ServerState,
     UpdateEntry,
     VectorRef,
 )
@@ -83,6 +85,9 @@ class Ledger(Protocol):
 
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""
+
+    def server_states(self) -> Mapping[int, ServerState]:
+        """Return states of the server that forgettings set, by the next round."""
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
@@ -197,11 +202,11 @@ def models(ledger: Ledger) -> Iterator[Params]:
     adjustments = ledger.adjustments()
     layout = ledger.settings.layout
     flat = ledger.initial.params.flat
-    for index in range(ledger.num_rounds):
+    for index, step in enumerate(server_steps(ledger)):
         if index in adjustments:
             flat = flat + adjustments[index]
         yield Params(layout, flat)
-        flat = flat + vector(ledger, VectorRef(index))
+        flat = flat + step
     yield ledger.final.params
 
 

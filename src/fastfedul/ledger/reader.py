@@ -5,12 +5,13 @@ How bytes lie on the disk is in `store/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import numpy.typing as npt
 
 from fastfedul.errors import (
@@ -19,6 +20,7 @@ from fastfedul.errors import (
     UnknownClientError,
 )
 from fastfedul.federation.aggregation import Aggregation
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.erasure import own_difference
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import model_arrays, streaming
@@ -29,6 +31,7 @@ from fastfedul.ledger.store.entries import (
     model_entries,
     name_of,
     round_entry,
+    state_place,
     update_entry,
 )
 from fastfedul.ledger.store.folder import (
@@ -54,6 +57,7 @@ from fastfedul.ledger.store.schema import (
     PlaceRow,
     PolicyRow,
     RoundRow,
+    StateRow,
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE
@@ -71,6 +75,7 @@ from fastfedul.records import (
     ModelEntry,
     PairEntry,
     RoundEntry,
+    ServerState,
     StorageDtype,
     UpdateEntry,
     VectorRef,
@@ -130,6 +135,9 @@ class LedgerReader:
             sums_from=policy.sums_from,
             budget=policy.budget,
             federation=self._row.federation,
+            optimizer=None
+            if self._row.optimizer is None
+            else ServerOptimizer.parse(self._row.optimizer),
         )
 
     def __enter__(self) -> Self:
@@ -209,7 +217,13 @@ class LedgerReader:
         """The model now."""
         with self.index.reading():
             head = self.head
-            return self._model(head.file, head.model, "the current model")
+            model = self._model(head.file, head.model, "the current model")
+            if self._settings.optimizer is None or head.num_rounds == 0:
+                return model
+            now = self._server_states({head.num_rounds})
+            if not now:
+                raise self._lost("states")
+            return replace(model, server=now[head.num_rounds])
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Hold one consistent view for the time of a `with` block."""
@@ -282,6 +296,30 @@ class LedgerReader:
                 )
                 for row in self._all(AdjustmentRow)
             }
+
+    def server_states(self) -> Mapping[int, ServerState]:
+        """Return states of the server that forgettings set, by the next round."""
+        with self.index.reading():
+            given = {row.round for row in self._all(StateRow) if row.given}
+            return self._server_states(given)
+
+    def _server_states(self, wanted: Set[int]) -> dict[int, ServerState]:
+        """Return the server's states before some rounds, as far as they are stored."""
+        found: dict[int, list[StateRow]] = {}
+        for row in self._all(StateRow):
+            if row.round in wanted:
+                found.setdefault(row.round, []).append(row)
+        states = {}
+        for index, rows in found.items():
+            vectors = [
+                streaming.read_vector(
+                    self.files,
+                    self._source(row.file, row.array, "float32", state_place(row)),
+                )
+                for row in sorted(rows, key=lambda row: row.number)
+            ]
+            states[index] = ServerState(rows[0].steps, np.stack(vectors))
+        return states
 
     def events(self) -> Sequence[Event]:
         """Return the events of the log: forgettings, erasures and the like."""

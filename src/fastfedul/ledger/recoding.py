@@ -59,6 +59,7 @@ def recoded(
         step_dtype=step_dtype,
         history=policy.history,
         sums_from=policy.sums_from,
+        optimizer=ledger.settings.optimizer,
     )
     try:
         for index in range(num_rounds):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, Aggregation, check_supported
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype
@@ -48,6 +49,8 @@ class LedgerSettings:
             Parts of fewer rounds are stored one by one, as updates are.
         budget: Bytes the ledger may take on disk; None for any number.
         federation: Name of the federation, for its certificates; None if it has none.
+        optimizer: The server optimizer, which turns a round's mean into the step; None
+            if the server adds the mean.
     """
 
     layout: Layout
@@ -59,6 +62,7 @@ class LedgerSettings:
     sums_from: int = 1
     budget: int | None = None
     federation: str | None = None
+    optimizer: ServerOptimizer | None = None
 
     def __post_init__(self) -> None:
         check_supported(self.aggregation)
@@ -88,8 +92,29 @@ class LedgerSettings:
             raise InvalidInputError(
                 f"the budget is {self.budget} bytes; choose {choose}"
             )
+        self._check_optimizer()
         if self.aggregation != MEAN and (self.history == "sums" or self.budget):
             raise InvalidInputError(
                 f"{self.aggregation!r:.40} is replayed from every update of a round, "
                 "so it needs a history of rounds without a budget"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Raise unless forgetting can replay the server optimizer."""
+        if self.optimizer is None:
+            return
+        if not isinstance(self.optimizer, ServerOptimizer):
+            raise InvalidInputError(
+                "a server optimizer is made with ServerOptimizer.make, not "
+                f"{self.optimizer!r:.40}"
+            )
+        if self.aggregation != MEAN:
+            raise InvalidInputError(
+                f"the server optimizer {self.optimizer.name} needs the mean of the "
+                f"updates, not their {self.aggregation!r:.40}; leave one of them out"
+            )
+        if self.history == "sums":
+            raise InvalidInputError(
+                f"the server optimizer {self.optimizer.name} is replayed from the mean "
+                "of every round, and a ledger of sums has none; keep rounds"
             )

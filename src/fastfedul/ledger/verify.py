@@ -21,7 +21,7 @@ from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.array_files import ArrayFile, file_name
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import part_place, sum_place
-from fastfedul.ledger.store.entries import local_values
+from fastfedul.ledger.store.entries import local_values, state_place
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.request_rows import (
     digest_of_event,
@@ -43,6 +43,7 @@ from fastfedul.ledger.store.schema import (
     PolicyRow,
     RequestHeadRow,
     RoundRow,
+    StateRow,
     UpdateRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE
@@ -167,6 +168,8 @@ class _Contents:
         for row_ in index.rows(AdjustmentRow):
             place = f"adjustment at round {row_.round}"
             self._add(row_.file, row_.array, "float32", place)
+        for state in index.rows(StateRow):
+            self._add(state.file, state.array, "float32", state_place(state))
 
     def _name(self, number: int) -> str:
         known = self.clients.get(number)

@@ -24,6 +24,7 @@ from fastfedul.records import (
     Model,
     PairEntry,
     RoundEntry,
+    ServerState,
     UpdateEntry,
     VectorRef,
 )
@@ -78,6 +79,10 @@ class LedgerView:
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""
         return self.ledger.adjustments()
+
+    def server_states(self) -> Mapping[int, ServerState]:
+        """Return states of the server that forgettings set, by the next round."""
+        return self.ledger.server_states()
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
@@ -188,6 +193,11 @@ class PastView(LedgerView):
     def rounds(self) -> Sequence[RoundEntry]:
         """Return the rounds of that time."""
         return self.ledger.rounds()[: self.stop]
+
+    def server_states(self) -> Mapping[int, ServerState]:
+        """Return the states of that time."""
+        states = self.ledger.server_states().items()
+        return {index: state for index, state in states if index < self.stop}
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
         """Return what one client had taken part in."""

@@ -21,7 +21,7 @@ from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
 from fastfedul.limits import require_type
 from fastfedul.params import Array, Params, subtract
-from fastfedul.records import ClientId, Model, UpdateEntry
+from fastfedul.records import ClientId, Model, ServerState, UpdateEntry
 
 OLD_BUFFERS = (
     "the buffers, such as batch-norm statistics, are still the current model's, which "
@@ -102,6 +102,8 @@ class UnlearnResult:
         bytes_read: Bytes read from the ledger.
         client_calls: Number of computations that clients had to do.
         warnings: Sentences that a reader of the result should know.
+        server: State of the server optimizer without the clients; None if the method
+            does not give it. A ledger with an optimizer then refuses the model.
     """
 
     params: Params
@@ -113,11 +115,12 @@ class UnlearnResult:
     bytes_read: int = 0
     client_calls: int = 0
     warnings: tuple[str, ...] = field(default=())
+    server: ServerState | None = None
 
     def model(self, current: Model) -> Model:
         """Return the cleaned model; the buffers are current if the result has none."""
         buffers = current.buffers if self.buffers is None else self.buffers
-        return Model(self.params, buffers)
+        return Model(self.params, buffers, self.server)
 
     def change(self, current: Model) -> Params:
         """Return the difference: cleaned minus current parameters."""
@@ -269,12 +272,24 @@ def require_rounds_for(name: str, ledger: Ledger) -> None:
         )
 
 
-def require_mean(name: str, ledger: Ledger) -> None:
-    """Raise unless a ledger was aggregated by the weighted mean, as a method needs.
+def require_mean(name: str, ledger: Ledger, *, optimizers: bool = False) -> None:
+    """Raise unless a server added weighted means, as a method needs.
+
+    Args:
+        name: Name of the method.
+        ledger: The ledger.
+        optimizers: Whether the method also works with a server optimizer.
 
     Raises:
-        UnlearnRefusedError: If it was not.
+        UnlearnRefusedError: If the server did something else.
     """
+    optimizer = ledger.settings.optimizer
+    if optimizer is not None and not optimizers:
+        raise UnlearnRefusedError(
+            f"{name} needs a server that adds the mean of the updates, and this "
+            f"ledger's server uses {optimizer.name}; use the default method, which "
+            "runs the server again"
+        )
     if ledger.settings.aggregation != MEAN:
         raise UnlearnRefusedError(
             f"{name} needs weighted means, and this ledger was aggregated by "

@@ -58,6 +58,7 @@ class Retrain:
             scales=federation.scales,
             select=federation.select,
             rule=rule_of(request.ledger),
+            optimizer=request.ledger.settings.optimizer,
         )
         for trained in rounds:
             model = trained.model
@@ -67,6 +68,7 @@ class Retrain:
             params=model.params,
             clients=tuple(sorted(request.forget)),
             buffers=model.buffers,
+            server=model.server,
         )
 
 

@@ -88,6 +88,8 @@ def train_on(
 ) -> Model:
     """Return the model after further rounds by the clients that stay.
 
+    A server optimizer starts anew: its state still has the clients to forget in it.
+
     Args:
         request: The request; its clients are absent.
         federation: The federation.
@@ -100,11 +102,12 @@ def train_on(
         work,
         federation.clients.sizes,
         federation.schedule,
-        model=model,
+        model=Model(model.params, model.buffers),
         start=start,
         stop=start + num_rounds,
         absent=request.gone,
         scales=federation.scales,
         rule=rule_of(request.ledger),
+        optimizer=request.ledger.settings.optimizer,
     )
     return model_after(rounds, model)

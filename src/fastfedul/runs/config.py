@@ -22,6 +22,8 @@ from fastfedul.data.sources import DEFAULT, is_path
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, named_rule
 from fastfedul.federation.rounds import Schedule, Weighting
+from fastfedul.federation.server_optimizers import DEFAULTS as OPTIMIZERS
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.federation.trainer import AUTO, LocalTraining
 from fastfedul.files import write_whole
 from fastfedul.forgetting.folder import RUN_CONFIG as CONFIG
@@ -45,6 +47,8 @@ __all__ = ["CONFIG", "RunConfig", "findable", "parse_bytes"]
 
 NUM_CLIENTS = 10
 """How many clients share data that nobody owns yet, unless the options say it."""
+
+_OF_OPTIMIZER = "usual for the optimizer"
 
 _BEGIN, _END = "# fastfedul run", "# end of the configuration"
 _UNITS = {
@@ -170,6 +174,55 @@ class LocalOptions(Options):
     def training(self) -> LocalTraining:
         """The local training as a trainer gets it."""
         return LocalTraining(**dict(self))
+
+
+class ServerOptions(Options):
+    """How the server turns the mean of a round into its step."""
+
+    main_field = "optimizer"
+
+    optimizer: Annotated[
+        str | None,
+        Option(name="server_optimizer", metavar="OPTIMIZER", unset="add the mean"),
+    ] = Field(
+        default=None,
+        description="Server optimizer: momentum, nesterov, adam, yogi or adagrad.",
+    )
+    lr: Annotated[float | None, Option(name="server_lr", unset=_OF_OPTIMIZER)] = Field(
+        default=None, description="Learning rate of the server."
+    )
+    momentum: Annotated[
+        float | None, Option(name="server_momentum", unset=_OF_OPTIMIZER)
+    ] = Field(default=None, description="Momentum of momentum and nesterov.")
+    beta1: Annotated[float | None, Option(name="server_beta1", unset=_OF_OPTIMIZER)] = (
+        Field(default=None, description="Decay of the first moment of adam and yogi.")
+    )
+    beta2: Annotated[float | None, Option(name="server_beta2", unset=_OF_OPTIMIZER)] = (
+        Field(default=None, description="Decay of the second moment of adam and yogi.")
+    )
+    tau: Annotated[float | None, Option(name="server_tau", unset=_OF_OPTIMIZER)] = (
+        Field(
+            default=None,
+            description="Smallest divisor of adam, yogi and adagrad.",
+        )
+    )
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        self.make_optimizer()
+        return self
+
+    def make_optimizer(self) -> ServerOptimizer | None:
+        """Return the server optimizer; None if the server adds the mean."""
+        settings = {k: v for k, v in self if k != "optimizer" and v is not None}
+        if self.optimizer is not None:
+            return ServerOptimizer.make(self.optimizer, **settings)
+        for name in settings:
+            raise InvalidInputError(
+                f"--server-{name} needs a server optimizer; add --server-optimizer "
+                f"{', '.join(OPTIMIZERS)}"
+            )
+        return None
 
 
 class AttackOptions(Options):
@@ -359,6 +412,7 @@ class RunConfig(Options):
         )
     )
     local: LocalOptions = Field(default=LocalOptions(), title=_LOCAL_PANEL)
+    server: ServerOptions = Field(default=ServerOptions(), title="Server")
     model: Annotated[str, Option(metavar="MODEL", panel=_LOCAL_PANEL)] = Field(
         default=AUTO,
         description="Network: auto, digits-cnn, mnist-cnn, cifar-cnn, or "
@@ -395,6 +449,11 @@ class RunConfig(Options):
                 "--keep, or leave the method and the skew at their defaults"
             )
         self._check_aggregation()
+        if self.keep_policy.history == "sums" and self.server.optimizer is not None:
+            raise InvalidInputError(
+                f"--server-optimizer {self.server.optimizer} is replayed from the mean "
+                "of every round, and --keep sums keeps none; choose another --keep"
+            )
         if self.data.names is not None:
             self.check_clients(self.data.names)
         return self
@@ -407,6 +466,11 @@ class RunConfig(Options):
             raise InvalidInputError(
                 f"--aggregation {self.aggregation} is replayed from every update of a "
                 "round; leave --keep, --keep-use and --budget at their defaults"
+            )
+        if self.aggregation != MEAN and self.server.optimizer is not None:
+            raise InvalidInputError(
+                f"--server-optimizer {self.server.optimizer} needs the mean of the "
+                f"updates, not --aggregation {self.aggregation}; leave one of them out"
             )
 
     def check_clients(self, names: Sequence[ClientId]) -> None:

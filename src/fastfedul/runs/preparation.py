@@ -232,6 +232,7 @@ def rounds_of(
         local=config.local.training.sgd,
         rule=named_rule(config.aggregation, {}),
         record=record,
+        optimizer=config.server.make_optimizer(),
     )
 
 

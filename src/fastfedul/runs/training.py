@@ -27,7 +27,8 @@ from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import require_room
-from fastfedul.ledger.protocol import params_at, vector
+from fastfedul.ledger.protocol import params_at
+from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.model_files import model_written
@@ -40,7 +41,7 @@ from fastfedul.methods.protocol import (
     needs_help,
 )
 from fastfedul.params import Params
-from fastfedul.records import ClientId, Model, VectorRef
+from fastfedul.records import ClientId, Model
 from fastfedul.runs import metrics_file
 from fastfedul.runs.config import CONFIG, RunConfig, findable
 from fastfedul.runs.metrics_file import RoundMetrics
@@ -359,6 +360,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         budget=recording.budget_bytes,
         arrays=recording.arrays,
         federation=recording.federation,
+        optimizer=config.server.make_optimizer(),
     )
 
 
@@ -506,7 +508,8 @@ def _align_metrics(
             if index == num_rounds - 1 and index + 1 not in moved:
                 scores = score(prepared, workers, final)
         elif not final.buffers or index == num_rounds - 1:
-            flat = params_at(ledger, index).flat + vector(ledger, VectorRef(index))
+            step = next(itertools.islice(server_steps(ledger), index, None))
+            flat = params_at(ledger, index).flat + step
             model = Model(Params(ledger.settings.layout, flat), final.buffers)
             scores = score(prepared, workers, model)
         found[index] = RoundMetrics(index, *scores, None)

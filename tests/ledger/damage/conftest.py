@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 from fastfedul import LedgerReader, verify
-from fastfedul.records import History
-from tests.support.damage import KINDS, NOT_OF_SUMS, READINGS, build
+from tests.support.damage import KINDS, NOT_OF_SUMS, OPTIMIZER, READINGS, Kind, build
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[History, Path]:
-    """Two closed ledgers; but for pairs and adjustments, each has rows everywhere."""
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    """Closed ledgers that together have rows in every table."""
     return {
-        kind: build(tmp_path_factory.mktemp(kind) / "ledger", kind) for kind in KINDS
+        kind: build(tmp_path_factory.mktemp(kind) / "ledger", kind)
+        for kind in (*KINDS, OPTIMIZER)
     }
 
 
 @pytest.fixture
-def kind() -> History:
+def kind() -> Kind:
     """A ledger of rounds, where a test asks for nothing else."""
     return "rounds"
 
 
 @pytest.fixture
-def template(templates: dict[History, Path], kind: History) -> Path:
+def template(templates: dict[Kind, Path], kind: Kind) -> Path:
     return templates[kind]
 
 
@@ -38,7 +38,7 @@ def damaged(template: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def truths(templates: dict[History, Path]) -> dict[History, dict[str, object]]:
+def truths(templates: dict[Kind, Path]) -> dict[Kind, dict[str, object]]:
     found = {}
     for kind, path in templates.items():
         with LedgerReader(path) as reader:
@@ -46,11 +46,11 @@ def truths(templates: dict[History, Path]) -> dict[History, dict[str, object]]:
             found[kind] = {
                 name: read(reader)
                 for name, read in READINGS.items()
-                if kind == "rounds" or name not in NOT_OF_SUMS
+                if kind != "sums" or name not in NOT_OF_SUMS
             }
     return found
 
 
 @pytest.fixture
-def truth(truths: dict[History, dict[str, object]], kind: History) -> dict[str, object]:
+def truth(truths: dict[Kind, dict[str, object]], kind: Kind) -> dict[str, object]:
     return truths[kind]

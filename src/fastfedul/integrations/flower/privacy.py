@@ -31,7 +31,7 @@ from fastfedul.records import CentralPrivacy, Model, Round
 Wrapper = DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase
 
 
-def inner_of(strategy: object) -> object:
+def inner_of(strategy: Strategy) -> Strategy:
     """Return the strategy that aggregates: the wrapped one, or the given one."""
     if not isinstance(strategy, Wrapper):
         return strategy

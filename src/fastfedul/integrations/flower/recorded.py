@@ -80,6 +80,11 @@ from fastfedul.integrations.flower.rounds import (
     make_round,
 )
 from fastfedul.integrations.flower.run import Answering, RecordedRun
+from fastfedul.integrations.flower.server_optimizers import (
+    give_state,
+    optimizer_of,
+    server_step,
+)
 from fastfedul.integrations.flower.strategies import aggregation_of, is_known
 from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
@@ -101,9 +106,10 @@ _LIMITS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 class Recorded(Strategy):
     """A Flower strategy that records its rounds and leaves out forgotten clients.
 
-    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, classes
-    derived from them, and differential privacy around any of these. It refuses other
-    strategies by name; docs/flower.md has a table of all of them.
+    It wraps FedAvg, FedProx, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan,
+    FedAvgM, FedAdam, FedYogi, FedAdagrad, classes derived from them, and differential
+    privacy around those without a server optimizer. It refuses other strategies by
+    name; docs/flower.md has a table of all of them.
 
     If the ledger exists, training goes on with it: the ledger's model replaces the
     initial arrays, its rounds count towards `num_rounds`, and its forgotten clients get
@@ -191,8 +197,15 @@ class Recorded(Strategy):
             raise StrategyRefusedError("the strategy is recorded already")
         inner = inner_of(strategy)
         named = aggregation_of(inner, aggregation)
+        optimizer = optimizer_of(inner)
         self._private = None
         if isinstance(strategy, Wrapper):
+            if optimizer is not None:
+                raise StrategyRefusedError(
+                    "differential privacy adds its noise after the server optimizer "
+                    f"{optimizer.name}, whose replay has no place for it; wrap a "
+                    "strategy without a server optimizer"
+                )
             if keep_use == "aggregate":
                 raise InvalidInputError(
                     "differential privacy counts on every update of a round; use "
@@ -208,6 +221,7 @@ class Recorded(Strategy):
             budget=budget,
             arrays=arrays,
             weight_key=getattr(inner, "weighted_by_key", "num-examples"),
+            optimizer=optimizer,
             limits=ReplyLimits(
                 min_clients=max(min_clients, rule.least) if rule else min_clients,
                 max_discards=max_discards,
@@ -386,11 +400,15 @@ class Recorded(Strategy):
             raise RoundDiscardedError(
                 f"round {number} is discarded: {problem}; see {self._run.failures}"
             )
-        result, metrics = self._aggregated_by_strategy(number, judged)
+        counted = number
+        if settings.optimizer is not None:
+            counted = give_state(self._inner, before, self._run.arrays)
+        result, metrics = self._aggregated_by_strategy(counted, judged)
         if self._private is not None:
             usable = tuple(self._private.clipped(usable, before))
         round_ = make_round(index, usable, before, settings, self._trained)
-        step = expected_step(round_, settings)
+        mean = expected_step(round_, settings)
+        step = server_step(mean, before, settings.optimizer)
         if result is not None and settings.keep.use == "store":
             own = Params(before.params.layout, before.params.flat + step)
             gap = disagreement(result, own, norm(step))

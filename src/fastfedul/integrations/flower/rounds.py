@@ -17,6 +17,7 @@ from fastfedul.federation.rounds import (
     buffer_weights,
     entered_weights,
 )
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.params import Flat, Params, weighted_sum
@@ -49,6 +50,7 @@ class RoundSettings:
         arrays: Where the array files of a new ledger lie; None for its own folder.
         weight_key: The metric that is a client's weight.
         limits: Limits between a usual reply and a hostile one.
+        optimizer: The server optimizer; None for a server that adds the aggregate.
     """
 
     aggregation: str = MEAN
@@ -58,6 +60,7 @@ class RoundSettings:
     arrays: str | None = None
     weight_key: str = "num-examples"
     limits: ReplyLimits = field(default_factory=ReplyLimits)
+    optimizer: ServerOptimizer | None = None
 
     def __post_init__(self) -> None:
         whole = self.keep.policy == "all" and self.keep.use == "store"
@@ -65,6 +68,11 @@ class RoundSettings:
             raise InvalidInputError(
                 f"a {self.aggregation} can only be replayed with every update; "
                 'use keep="all" and keep_use="store"'
+            )
+        if self.optimizer is not None and self.keep.history == "sums":
+            raise InvalidInputError(
+                f"the server optimizer {self.optimizer.name} is replayed from the mean "
+                'of every round, and keep="sums" keeps none; use keep="all"'
             )
         if self.dtype not in STORAGE_DTYPES:
             raise InvalidInputError(
@@ -136,7 +144,7 @@ def make_round(
 
 
 def expected_step(round_: Round, settings: RoundSettings) -> Flat:
-    """Return the step that the ledger will add to the model."""
+    """Return the aggregate of a round: the step, unless the server optimizes."""
     rows = [update.delta.flat for update in round_.updates if update.delta is not None]
     rule = named_rule(settings.aggregation, {})
     if rule is None:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.supercore.logger import log
 
 from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.forgetting.folder import require_newest
 from fastfedul.forgetting.requests import apply_requests, has_waiting
 from fastfedul.forgetting.signing import SigningKey
@@ -77,7 +78,9 @@ class RecordedRun:
 
     def __str__(self) -> str:
         own = self._settings
-        return f"{own.aggregation} of the updates, stored as {own.dtype} in {self.path}"
+        by = "" if own.optimizer is None else f", server optimizer {own.optimizer}"
+        rule = f"{own.aggregation} of the updates{by}"
+        return f"{rule}, stored as {own.dtype} in {self.path}"
 
     @property
     def ledger(self) -> DiskLedger:
@@ -140,6 +143,7 @@ class RecordedRun:
                 budget=self._settings.budget,
                 arrays=self._settings.arrays,
                 federation=self._federation,
+                optimizer=self._settings.optimizer,
             )
         self._refresh()
         if self.ledger.requests() or self.ledger.events():
@@ -246,6 +250,12 @@ class RecordedRun:
                 f"the ledger at {self.path} records a {found.aggregation}, the "
                 f"strategy computes a {wanted.aggregation}; choose another folder"
             )
+        if found.optimizer != wanted.optimizer:
+            raise LedgerError(
+                f"the server of the ledger at {self.path} "
+                f"{_server(found.optimizer)}, and the strategy's server "
+                f"{_server(wanted.optimizer)}; choose another folder"
+            )
         if found.update_dtype != wanted.dtype:
             raise LedgerError(
                 f"the ledger at {self.path} stores {found.update_dtype}; go on with "
@@ -272,6 +282,11 @@ class RecordedRun:
             raise LedgerError(
                 f"the ledger at {self.path} is of another model; choose another folder"
             )
+
+
+def _server(optimizer: ServerOptimizer | None) -> str:
+    """Return what a server does with the mean of a round, in words."""
+    return "adds the mean" if optimizer is None else f"uses {optimizer}"
 
 
 def _same(left: Array, right: Array) -> bool:

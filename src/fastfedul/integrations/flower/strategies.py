@@ -17,24 +17,23 @@ from flwr.serverapp.strategy import (
     MultiKrum,
     Strategy,
 )
-from flwr.serverapp.strategy.fedopt import FedOpt
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
 from fastfedul.federation.aggregation import MEAN, check_supported, resolve
 from fastfedul.integrations.flower.errors import StrategyRefusedError
+from fastfedul.integrations.flower.server_optimizers import (
+    WITH_OPTIMIZER,
+    optimizer_of,
+)
 
-_MEMORY = (
-    "is a server optimizer with memory: its step depends on earlier rounds, so no "
-    "client can be taken out of it"
+_OWN_OPTIMIZER = (
+    "has a server optimizer of its own, which the ledger cannot run again; use "
+    "FedAvgM, FedAdam, FedYogi or FedAdagrad as they are"
 )
 _TREES = "aggregates trees, which are no arrays of parameters"
 _LOSS = "weighs updates by the clients' losses, which the ledger does not have"
 
 REFUSED: Mapping[str, str] = {
-    "FedAdagrad": _MEMORY,
-    "FedAdam": _MEMORY,
-    "FedAvgM": _MEMORY,
-    "FedYogi": _MEMORY,
     "QFedAvg": _LOSS,
     "FedXgbBagging": _TREES,
     "FedXgbCyclic": _TREES,
@@ -60,12 +59,13 @@ def aggregation_of(strategy: object, named: str | None = None) -> str:
             "flwr.server.strategy and secure aggregation, which hides single updates, "
             "cannot be recorded; use FedAvg"
         )
-    kinds = {**{getattr(flower, n): why for n, why in REFUSED.items()}, FedOpt: _MEMORY}
-    for refused, reason in kinds.items():
-        if isinstance(strategy, refused):
+    for name, reason in REFUSED.items():
+        if isinstance(strategy, getattr(flower, name)):
             raise StrategyRefusedError(
                 f"{kind} cannot be recorded: it {reason}; use FedAvg or FedProx"
             )
+    if isinstance(strategy, WITH_OPTIMIZER) and optimizer_of(strategy) is None:
+        raise StrategyRefusedError(f"{kind} cannot be recorded: it {_OWN_OPTIMIZER}")
     if type(strategy).start is not Strategy.start:
         raise StrategyRefusedError(
             f"{kind} has a start() of its own, so its rounds cannot be recorded; "
@@ -97,7 +97,7 @@ def _known(strategy: Strategy) -> str | None:
     if "aggregate_train" in vars(strategy):
         return None
     function = type(strategy).aggregate_train
-    if function is FedAvg.aggregate_train:
+    if function is FedAvg.aggregate_train or optimizer_of(strategy) is not None:
         return MEAN
     if function is FedMedian.aggregate_train:
         return "median"

@@ -9,6 +9,7 @@ from fastfedul.ledger.changes.adjust import add_adjustment
 from fastfedul.ledger.changes.garbage import collect_garbage, surplus
 from fastfedul.ledger.changes.pairs import keep_pairs
 from fastfedul.ledger.changes.rewrite import step_name, update_name
+from fastfedul.ledger.changes.server_state import put_state
 from fastfedul.ledger.changes.sums import add_round
 from fastfedul.ledger.checks import RecordedRound, RecordedUpdate
 from fastfedul.ledger.store.arrays import Part, Stored
@@ -40,6 +41,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             placed = _write_vectors(change, recorded, numbers)
             if recorded.noise is not None:
                 add_adjustment(change, recorded.index + 1, recorded.noise)
+        put_state(change, recorded.model.server, recorded.index + 1, given=False)
     sums_only = change.settings.history == "sums"
     rows = [
         UpdateRow(

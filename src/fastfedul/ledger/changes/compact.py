@@ -193,6 +193,11 @@ def _check_compactable(ledger: LedgerReader) -> None:
             f"it was aggregated by {settings.aggregation!r:.40}, which can only be "
             "replayed from every update"
         )
+    if settings.optimizer is not None:
+        problem = (
+            f"its server optimizer {settings.optimizer.name} is replayed from the mean "
+            "of every round, and a ledger of sums has none"
+        )
     for round_ in ledger.rounds():
         if round_.use == "aggregate":
             problem = (

@@ -14,6 +14,7 @@ from fastfedul.ledger.changes.erase_sums import erase_from_sums
 from fastfedul.ledger.changes.garbage import collect_all_garbage
 from fastfedul.ledger.changes.pairs import drop_pair
 from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
+from fastfedul.ledger.changes.server_state import replace_states
 from fastfedul.ledger.changes.sums import release_vectors
 from fastfedul.ledger.erasure import (
     check_erasable,
@@ -21,6 +22,7 @@ from fastfedul.ledger.erasure import (
     rewritten_rounds,
 )
 from fastfedul.ledger.protocol import vector
+from fastfedul.ledger.server_replay import replayed_without
 from fastfedul.ledger.store.schema import ClientRow, PairRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat
@@ -50,7 +52,11 @@ def erase_clients(
         return {"sums_off": worst}
     replayed = change.settings.aggregation != MEAN
     added = _Replayed(ledger, forgotten_at) if replayed else None
-    if not replayed:
+    if change.settings.optimizer is not None:
+        found_by_server = replayed_without(ledger, clients, forgotten_at)
+        add_adjustment(change, forgotten_at, -found_by_server.marks[0])
+        replace_states(change, found_by_server.states)
+    elif not replayed:
         add_adjustment(
             change, forgotten_at, -correction_of(ledger, clients, forgotten_at)
         )

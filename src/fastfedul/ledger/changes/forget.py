@@ -10,6 +10,7 @@ from fastfedul.errors import RequestClosedError
 from fastfedul.ledger.changes.adjust import add_adjustment
 from fastfedul.ledger.changes.erase import erase_clients
 from fastfedul.ledger.changes.log import add_event
+from fastfedul.ledger.changes.server_state import put_state
 from fastfedul.ledger.store.request_rows import decide, waiting_for
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat
@@ -24,6 +25,7 @@ def move_model(change: Transaction, model: Model, delta: Flat) -> None:
     with change.writing_model(model, "forgetting"):
         if change.settings.history == "rounds":
             add_adjustment(change, change.head.num_rounds, delta)
+        put_state(change, model.server, change.head.num_rounds, given=True)
 
 
 def forget_clients(

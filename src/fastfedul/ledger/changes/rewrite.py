@@ -318,4 +318,4 @@ def first_link(row: LedgerRow) -> bytes:
     initial = digest_in(row.initial)
     assert initial is not None
     dtypes = (row.update_dtype, row.step_dtype)
-    return genesis(row.layout, *dtypes, row.aggregation, initial)
+    return genesis(row.layout, *dtypes, row.aggregation, initial, row.optimizer)

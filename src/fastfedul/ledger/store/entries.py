@@ -12,6 +12,7 @@ from fastfedul.ledger.store.schema import (
     ClientRow,
     ModelRow,
     RoundRow,
+    StateRow,
     UpdateRow,
     Value,
 )
@@ -133,3 +134,8 @@ def update_entry(
         row.step_product,
         bool(row.summed),
     )
+
+
+def state_place(row: StateRow) -> str:
+    """Return the name of a stored vector of the server's state, for messages."""
+    return f"server state before round {row.round}, vector {row.number}"

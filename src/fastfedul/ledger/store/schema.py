@@ -56,6 +56,7 @@ class LedgerRow(Row):
     ledger_id: str
     federation: str | None
     receipt_secret: bytes
+    optimizer: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,25 @@ class AdjustmentRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRow(Row):
+    """One vector of the server optimizer's state before a round.
+
+    `steps` counts the steps that led to the state. `given` is 1 if a forgetting set the
+    state: it stays. Else it is the state now, and gives way to the next round's.
+    """
+
+    table: ClassVar[str] = "states"
+    key: ClassVar[int] = 2
+
+    round: int
+    number: int
+    steps: int
+    given: int
+    file: int
+    array: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EventRow(Row):
     """An entry of the log."""
 
@@ -240,6 +260,7 @@ class HeadRow(Row):
     num_pairs: int
     num_files: int
     num_adjustments: int
+    num_states: int
     num_events: int
     num_models: int
 
@@ -308,6 +329,7 @@ ROWS: tuple[type[Row], ...] = (
     PairRow,
     FileRow,
     AdjustmentRow,
+    StateRow,
     EventRow,
     ModelRow,
     HeadRow,
@@ -326,6 +348,7 @@ COUNTED = (
     PairRow,
     FileRow,
     AdjustmentRow,
+    StateRow,
     EventRow,
     ModelRow,
 )

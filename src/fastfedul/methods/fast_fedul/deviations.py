@@ -66,6 +66,7 @@ class _Part:
     """The rows of one round: drawn updates, and the step that they deviate from.
 
     Attributes:
+        index: Number of the round; -1 for pairs of many rounds.
         first: Place of the first update in the stack of columns.
         end: Place after the last vector that the columns of the rows need.
         shortened: Factor of each update: 1 unless the update is too long.
@@ -77,6 +78,7 @@ class _Part:
             updates. None if columns need the base: it follows behind the updates.
     """
 
+    index: int
     first: int
     end: int
     shortened: Array
@@ -175,6 +177,11 @@ class StoredDeviations:
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Number of the round of each part."""
+        return tuple(part.index for part in self.parts)
 
     def fill(self, rows: Array, start: int) -> None:
         """Write the values from `start` on into the rows of an array."""
@@ -400,6 +407,7 @@ def drawn_deviations(
         bases += base.refs
         parts.append(
             _Part(
+                step.index,
                 first,
                 len(columns),
                 shortened,
@@ -519,7 +527,7 @@ def paired_deviations(
     scales *= shortened
     count = len(refs)
     none = np.zeros(count)
-    part = _Part(0, count, none + 1, scales, slice(0, 0), np.zeros(0), none)
+    part = _Part(-1, 0, count, none + 1, scales, slice(0, 0), np.zeros(0), none)
     return StoredDeviations.of(ledger, [part] if refs else [], refs, [])
 
 

@@ -45,12 +45,13 @@ from fastfedul.methods.fast_fedul.skews import (
     skew_settings,
     usual_skew,
 )
-from fastfedul.methods.fast_fedul.tracing import leaving, trace
+from fastfedul.methods.fast_fedul.tracing import Leaving, leaving, trace
 from fastfedul.methods.protocol import (
     OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     coverage_of,
+    require_mean,
 )
 from fastfedul.params import Params
 from fastfedul.records import RoundEntry
@@ -110,7 +111,13 @@ class FastFedUL:
             sums = sum(whole if n >= settings.sums_from else n * update for n in own)
             return sums + min(RESERVOIR, met) * update
         step = encoded_bytes(settings.step_dtype, size)
-        return sum(r.num_updates for r in rounds) * update + len(rounds) * step
+        optimizer, states = settings.optimizer, len(ledger.server_states()) + 1
+        state = 0 if optimizer is None else states * optimizer.num_vectors
+        return (
+            sum(r.num_updates for r in rounds) * update
+            + len(rounds) * step
+            + state * encoded_bytes("float32", size)
+        )
 
     def __call__(self, request: UnlearnRequest) -> Removal:
         """Return the current model plus the estimated difference."""
@@ -142,8 +149,10 @@ class FastFedUL:
             coverage_by_client=coverage,
             gamma_norms=found.gamma_norms,
             # A skew that holds a part back at the end shrinks it, so this is its most.
-            standard_error=standard_error(removal, left_at_end(found.damping)),
-            bound=_bound(everything, found, _lipschitz(ledger, rounds)),
+            standard_error=_standard_error(ledger, removal, found),
+            bound=_bound(everything, found, ledger, rounds),
+            server=found.server,
+            optimizer=ledger.settings.optimizer,
             settings=skew_settings(found.skew),
             skew=found.skew,
             reaction=found.reaction,
@@ -159,6 +168,7 @@ def iterations(request: UnlearnRequest, skew: Scalar) -> tuple[Params, ...]:
     The last model is the answer of a call; the others show how it comes about.
     """
     ledger = request.ledger
+    require_mean("the trace of the models", ledger)
     with ledger.snapshot():
         rounds = ledger.rounds()
         damping = skew.per_round(len(rounds))
@@ -177,11 +187,29 @@ def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:
     return estimate_lipschitz(rounds)
 
 
-def _bound(coverage: float, found: Difference, lipschitz: float | None) -> Bound:
+def _standard_error(
+    ledger: Ledger, removal: Leaving, found: Difference
+) -> float | None:
+    """Return the standard error of the difference; None if it is not known.
+
+    A server optimizer turns means into steps, so errors of means say nothing of it.
+    """
+    error = standard_error(removal, left_at_end(found.damping))
+    return None if error and ledger.settings.optimizer else error
+
+
+def _bound(
+    coverage: float, found: Difference, ledger: Ledger, rounds: Sequence[RoundEntry]
+) -> Bound:
     """Return the bound of Theorem 1 for a damping per round, plus the held-back length.
 
     By the triangle inequality that holds whatever a skew holds back at the end.
     """
+    if ledger.settings.optimizer is not None:
+        return Bound(
+            None, None, "no bound: Theorem 1 is about servers that add the mean"
+        )
+    lipschitz = _lipschitz(ledger, rounds)
     if coverage < 1:
         return Bound(None, lipschitz, "no bound: part of the history was not kept")
     if lipschitz is None and len(found.gamma_norms) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastfedul.errors import UnlearnRefusedError
+from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.bound import Bound
 from fastfedul.methods.fast_fedul.skews import Reaction, Skew
@@ -33,6 +34,7 @@ class Removal(UnlearnResult):
         bound: Distance to a retrained model under the assumptions of Theorem 1.
         skew: How the others' reaction was taken into account, settings filled in.
         reaction: Evidence that the skew found in the ledger; None if it looks at none.
+        optimizer: The server optimizer that ran a second time; None if there is none.
     """
 
     delta: Params
@@ -44,6 +46,7 @@ class Removal(UnlearnResult):
     bound: Bound
     skew: Skew
     reaction: Reaction | None
+    optimizer: ServerOptimizer | None = None
 
     def evidence(self) -> dict[str, object]:
         """Return the facts of this result for the log and the certificate."""
@@ -53,6 +56,8 @@ class Removal(UnlearnResult):
             "lipschitz": finite(self.bound.lipschitz),
             "bound_source": self.bound.source,
         }
+        if self.optimizer is not None:
+            found["server_optimizer"] = str(self.optimizer)
         if self.reaction is not None:
             found["used"] = {
                 "updates": self.reaction.num_updates,

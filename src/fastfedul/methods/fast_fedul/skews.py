@@ -22,10 +22,11 @@ from fastfedul.methods.fast_fedul.kronecker import (
     HeldBack,
     hold_back,
 )
+from fastfedul.methods.fast_fedul.second_server import two_servers
 from fastfedul.methods.fast_fedul.tracing import Leaving, trace
 from fastfedul.methods.fast_fedul.undamped import Undamped, undamped
 from fastfedul.params import Array, Flat, norm
-from fastfedul.records import RoundEntry
+from fastfedul.records import RoundEntry, ServerState
 
 PAPERS_DAMPING = 0.07
 """The damping that the paper recommends: minus its alpha."""
@@ -81,6 +82,7 @@ class Difference:
         skew: The skew with every setting filled in.
         reaction: Evidence of a skew that learns from the ledger.
         notes: Inexact parts of the answer, in words.
+        server: State of the server optimizer without the leavers, if there is one.
     """
 
     vector: Flat
@@ -90,6 +92,7 @@ class Difference:
     skew: Skew
     reaction: Reaction | None = None
     notes: tuple[str, ...] = ()
+    server: ServerState | None = None
 
 
 class Skew(Protocol):
@@ -164,6 +167,8 @@ class Scalar:
     ) -> Difference:
         """Return the difference that forgetting adds to the model."""
         damping = self.per_round(len(rounds))
+        if ledger.settings.optimizer is not None:
+            return _by_servers(ledger, removal, rounds, damping, self)
         traced = trace(ledger, removal, left_at_end(damping)[None])
         norms = tuple(traced.gamma_norms.tolist())
         return Difference(traced.sums[0], norms, damping, 0.0, self)
@@ -183,8 +188,10 @@ class NoSkew:
         self, ledger: Ledger, removal: Leaving, rounds: Sequence[RoundEntry]
     ) -> Difference:
         """Return the difference that forgetting adds to the model."""
-        traced = trace(ledger, removal, np.ones((1, len(rounds))))
         still = (0.0,) * len(rounds)
+        if ledger.settings.optimizer is not None:
+            return _by_servers(ledger, removal, rounds, still, self)
+        traced = trace(ledger, removal, np.ones((1, len(rounds))))
         norms = tuple(traced.gamma_norms.tolist())
         return Difference(traced.sums[0], norms, still, 0.0, self)
 
@@ -260,7 +267,21 @@ class Kronecker:
                 held.removed_by_layer,
             ),
             tuple(notes),
+            terms.server,
         )
+
+
+def _by_servers(
+    ledger: Ledger,
+    removal: Leaving,
+    rounds: Sequence[RoundEntry],
+    damping: tuple[float, ...],
+    skew: Skew,
+) -> Difference:
+    """Return the difference of two servers, the second one damped."""
+    found = two_servers(ledger, removal, rounds).run(damping)
+    lengths = tuple(found.lengths.tolist())
+    return Difference(found.marks[0], lengths, damping, 0.0, skew, server=found.state)
 
 
 SKEWS: dict[str, type[Scalar] | type[NoSkew] | type[Kronecker]] = {

@@ -40,6 +40,12 @@ class Leaving:
     asked: tuple[UpdateEntry, ...]
     earlier: Mapping[int, tuple[UpdateEntry, ...]]
 
+    @property
+    def gone(self) -> frozenset[ClientId]:
+        """Everybody who leaves a round, now or before."""
+        before = [u for own in self.earlier.values() for u in own]
+        return frozenset(update.client for update in (*self.asked, *before))
+
     def by_round(self) -> dict[int, list[UpdateEntry]]:
         """Return the request's updates by round."""
         found: dict[int, list[UpdateEntry]] = {}

@@ -35,6 +35,7 @@ from fastfedul.methods.fast_fedul.deviations import (
 from fastfedul.methods.fast_fedul.kronecker import UNKNOWN_PULL
 from fastfedul.methods.fast_fedul.marks import HeldMarks, OneMark, StackedMarks
 from fastfedul.methods.fast_fedul.remainder import Ages
+from fastfedul.methods.fast_fedul.second_server import ScaledDeviations, two_servers
 from fastfedul.methods.fast_fedul.tracing import (
     GammaTerms,
     Leaving,
@@ -43,7 +44,7 @@ from fastfedul.methods.fast_fedul.tracing import (
     trace,
 )
 from fastfedul.params import Array, Flat, norm
-from fastfedul.records import ClientId, RoundEntry
+from fastfedul.records import ClientId, RoundEntry, ServerState
 
 AGE_CLASSES = (0.0, 1 / 8, 1 / 2)
 """Oldest of each class of ages, in parts of the training; the rest is the last class.
@@ -75,6 +76,7 @@ class Undamped:
         num_unknown: Rounds whose local training is not known.
         notes: Inexact parts of the answer, in words.
         size: Number of values of the model.
+        server: State of the server optimizer without the leavers, if there is one.
     """
 
     marks: Columns
@@ -85,6 +87,7 @@ class Undamped:
     num_unknown: int
     notes: tuple[str, ...]
     size: int
+    server: ServerState | None = None
 
     @property
     def difference(self) -> Flat:
@@ -118,10 +121,11 @@ def undamped(
     asked = frozenset(update.client for update in removal.asked)
     if ledger.settings.history == "sums":
         return _from_sums(ledger, removal, rounds, asked)
+    if ledger.settings.optimizer is not None:
+        return _from_servers(ledger, removal, rounds, num_updates)
     marks, ages, gamma_norms, step_norms = _marks(ledger, removal, len(rounds))
     stay = _Staying.of(ledger, removal, rounds)
-    gone = asked | {u.client for own in removal.earlier.values() for u in own}
-    drawn = draw(ledger, gone, stay.num_kept, num_updates)
+    drawn = draw(ledger, removal.gone, stay.num_kept, num_updates)
     own = [rounds[index] for index in drawn.updates]
     squares = _squared_steps(ledger, removal, rounds, step_norms, drawn)
     squares[stay.left == 0] = 0.0
@@ -133,6 +137,51 @@ def undamped(
         scale_of(rounds, stay.left, no_longer(squares, drawn.longest)),
         *_unknown(rounds),
         ledger.settings.layout.size,
+    )
+
+
+def _from_servers(
+    ledger: Ledger,
+    removal: Leaving,
+    rounds: Sequence[RoundEntry],
+    num_updates: int | None,
+) -> Undamped:
+    """Return the undamped difference of two servers that run side by side.
+
+    A mark is the difference that a round added to the model. Deviations and means count
+    as the second server scales them in their round, so that their variances and lengths
+    are lengths of the model. The pull of local training counts as it is: divided by the
+    server's gain, it came out further from retraining where the gain was large.
+    """
+    servers = two_servers(ledger, removal, rounds)
+    found = servers.run(classes=age_classes(len(rounds)))
+    moved = found.lengths > 0
+    classes = np.where(moved, age_classes(len(rounds)), -1)
+    present = np.unique(classes[moved])
+    members = np.equal.outer(present, classes)
+    stay = _Staying.of(ledger, removal, rounds)
+    drawn = draw(ledger, removal.gone, stay.num_kept, num_updates)
+    own = [rounds[index] for index in drawn.updates]
+    squares = np.square(found.mean_lengths)
+    # A step that is too long counts as much less as its mean is shortened.
+    counted = np.divide(
+        no_longer(squares, drawn.longest),
+        squares,
+        out=np.ones(len(rounds)),
+        where=squares > 0,
+    )
+    scaled = np.square(found.scaled_lengths) * counted
+    return Undamped(
+        HeldMarks(found.marks[present]),
+        tuple(ages_of(found.lengths, own) for own in members),
+        found.lengths,
+        ScaledDeviations.of(
+            drawn_deviations(ledger, cleaned_steps(removal, own), drawn), servers
+        ),
+        scale_of(rounds, stay.left, scaled),
+        *_unknown(rounds),
+        ledger.settings.layout.size,
+        found.state,
     )
 
 
