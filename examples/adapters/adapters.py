@@ -175,7 +175,7 @@ def federate(
 def product_gap(
     local: list[dict[str, np.ndarray]], mean: Mapping[str, np.ndarray]
 ) -> float:
-    """Return the distance of mean(B) mean(A) from mean(BA), over the latter's length."""
+    """Return how far mean(B) mean(A) is from mean(BA), as a part of its length."""
     off = length = 0.0
     for name in mean:
         if "lora_A" not in name:
