@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError
+from paper import server_rules
 from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import EXPERIMENTS, lines_of
@@ -44,6 +45,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
         lines = lines_of(name, "standard", num_seeds)
         yield from write(name, "standard", lines, store, out)
     yield from write_page(results / "board.jsonl", out)
+    yield from server_rules.write_page(results / "server-rules.jsonl", out)
 
 
 def main() -> int:

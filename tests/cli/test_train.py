@@ -35,6 +35,8 @@ NAMED_OPTIONS = (
     *("server-images", "keep", "keep-use", "dtype", "model", "seed", "workers"),
     *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
     *("method", "skew", "damping", "erase", "keep-history"),
+    *("server-optimizer", "server-lr", "server-momentum", "server-beta1"),
+    *("server-beta2", "server-tau"),
 )
 
 

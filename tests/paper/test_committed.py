@@ -47,7 +47,7 @@ def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
     assert {path.name for path in made.iterdir()} == committed
 
 
-@pytest.mark.parametrize("name", [*SEEDS, "board"])
+@pytest.mark.parametrize("name", [*SEEDS, "board", "server-rules"])
 def test_a_page_is_what_its_cells_give(name: str, made: Path) -> None:
     for suffix in ("md", "csv") if name in SEEDS else ("md",):
         given = (made / f"{name}.{suffix}").read_text("utf-8")
