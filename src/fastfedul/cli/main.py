@@ -86,7 +86,7 @@ def _verbs() -> list[Verb]:
              "Make or show the key that signs, and trust others' keys."),
         Verb("methods", _FORGET, "methods:show_methods",
              "List the methods with their needs."),
-        Verb("ledger", _KEEP, "ledger:app",
+        Verb("ledger", _KEEP, "ledger.verbs:app",
              "Look at a ledger, verify or compact it, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",
              "Clean the database of a Flower server."),

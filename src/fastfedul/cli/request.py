@@ -17,7 +17,7 @@ from fastfedul.cli.method_options import (
     method_choice,
     method_options,
 )
-from fastfedul.cli.options import with_options
+from fastfedul.cli.options import RunPath, with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -52,8 +52,6 @@ from fastfedul.records import ClientId, ForgetRequest
 from fastfedul.runs import help_texts
 
 app = typer.Typer(no_args_is_help=True)
-
-RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
 UNSIGNED = (
     "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
