@@ -67,7 +67,7 @@ def _verbs() -> list[Verb]:
         Verb("train", _RUN, "train:train_run",
              "Train a federation and record it in a ledger."),
         Verb("evaluate", _RUN, "evaluate:evaluate_run",
-             "Measure the model of a run: accuracy, success of attacks."),
+             "Measure the model of a run: accuracy, attack success."),
         Verb("compare", _RUN, "compare:compare_methods",
              "Compare methods with the model before and retraining."),
         Verb("report", _RUN, "compare:write_report",
