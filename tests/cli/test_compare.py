@@ -39,7 +39,7 @@ class LeavesTheModelAsItIs:
     """Leaves the model as it is."""
 
     strength: float = 1.0
-    name: ClassVar[str] = "leaves-the-model-as-it-is"
+    name: ClassVar[str] = "leaves_the_model_as_it_is"
     needs: ClassVar[Needs] = Needs()
 
     def __call__(self, request):
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_methods_of_a_module_are_compared_and_a_failing_one_is_named(
     folder: Path,
 ) -> None:
-    name, fails = "leaves-the-model-as-it-is", "methods_of_my_own:Fails"
+    name, fails = "leaves_the_model_as_it_is", "methods_of_my_own:Fails"
     options = ("--methods", f"fast-fedul,{LONG_METHOD},{fails}")
     found = run_json(
         "compare", "run", *options, "--set", f"{LONG_METHOD}.strength=2", cwd=folder
@@ -238,6 +238,7 @@ def test_other_seeds_must_be_runs_of_the_same_options(
     assert "'client-1' was forgotten from run, and the runs of other seeds" in said
 
 
+@pytest.mark.slow
 def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None:
     place = tmp_path / "clinics"
     shutil.copytree(EXAMPLES / "own_trainer", place)
@@ -253,12 +254,12 @@ def test_own_data_and_an_own_trainer_work_in_every_table(tmp_path: Path) -> None
     found = run_json("compare", "run", *methods, *files, cwd=place)
     names = {row["method"] for row in found["rows"]}
     assert {"before", "retrained", "federaser", "fedrecover", "fast-fedul"} <= names
-    assert "leaves-the-model-as-it-is" in names
+    assert "leaves_the_model_as_it_is" in names
     assert "TumourTrainer gives none" in found["refused"]["pga"]
     assert all(len(m["seeds"]) == 2 for m in found["means"])
     assert found["forget"] == ["Bergen"]
     table = (place / "table.tex").read_text()
-    assert r"methods\_of\_my\_own:LeavesTheModelAsItIs" in table
+    assert r"leaves\_the\_model\_as\_it\_is" in table
     assert table.count(r"\\") == len(names) + 1
     assert "Bergen" in run("compare", "run", "--seeds", "0,1", cwd=place).stdout
     said = run("compare", "run", "--forget", "Delft", cwd=place).stdout
@@ -280,6 +281,7 @@ def long_place(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("seeds", [(), ("--seeds", "4,5")])
 def test_nothing_is_broken_on_a_narrow_screen(
