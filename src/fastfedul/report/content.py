@@ -121,7 +121,7 @@ class ExampleImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """One page about one run; whatever is empty or None is left out of the page.
+    """One page about one run; the page leaves out each part that is empty or None.
 
     Attributes:
         title: Heading of the page.

@@ -410,7 +410,7 @@ def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questio
 
 
 def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
-    """Return how likely optimal keeping of half the updates keeps whose update."""
+    """Return how likely optimal keeping of half the updates keeps each group's."""
     rounds = ledger.rounds()
     size = max((round_.num_updates for round_ in rounds), default=0)
     num_kept = max(1, size // 2)

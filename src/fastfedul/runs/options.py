@@ -1,7 +1,7 @@
 """Options as fields of pydantic models: nested in Python and TOML, flat in a command.
 
 Each default, type, limit and help text is written once, in the field. This module
-turns nested options into flat ones and back, and a wrong value into one line.
+turns nested options into flat options and back, and a wrong value into one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fastfedul ledger info`, `lineage` and `clients`: what a ledger holds."""
+"""`fastfedul ledger info`, `lineage` and `clients`: the contents of a ledger."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _of(budget: int | None) -> str:
 
 
 def _given_up(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the line that says what gave way to the budget, if anything did."""
+    """Return the line about updates that gave way to the budget, if there are any."""
     dropped = facts["dropped"]
     if not dropped["updates"] and not dropped["pairs"]:
         return []

@@ -108,7 +108,7 @@ def estimate_ledger(
 def _compare_policies(
     title: str, federation: FederationSize, budget: str, *, json: bool
 ) -> None:
-    """Show what each policy gives for a budget, each with its best dtype."""
+    """Show the result of each policy within a budget, each with its best dtype."""
     best: dict[str, Option] = {}
     for option in options_within(federation, parse_bytes(budget)):
         policy, _, count = option.keep.partition(":")

@@ -88,7 +88,7 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
 
 
 def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
-    """Yield what is wrong with the files beside a ledger."""
+    """Yield the problems of the files beside a ledger."""
     try:
         require_newest(ledger)
         problem = run_model_problem(ledger)
