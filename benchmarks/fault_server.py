@@ -186,7 +186,7 @@ def _serve(shim: str, folder: Path) -> None:
 
 def _import_everything() -> None:
     """Import the modules that commands would import one by one."""
-    for name in ("cli.main", "cli.forget", "cli.ledger", "cli.request"):
+    for name in ("cli.main", "cli.forget", "cli.ledger.verbs", "cli.request"):
         import_module(f"fastfedul.{name}")
     import_module("benchmarks.fault_scenarios")
 

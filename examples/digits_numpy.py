@@ -115,7 +115,7 @@ def main() -> None:
     others = test[0][test[1] != 7]
     attack = (painted(others), np.full(len(others), 7))
     table = Table(title=f"Forgetting {POISONER}, which makes white corners mean seven")
-    for column in ("model", "right answers", "attack works", "time"):
+    for column in ("model", "accuracy", "attack success", "time"):
         table.add_column(column)
     for name, model, duration in (
         ("before", before, ""),

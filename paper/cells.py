@@ -22,9 +22,7 @@ BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
 """Raised when a change makes results that were kept wrong."""
 
-_LATER_OPTIONS = (
-    *("trainer", "method", "skew", "damping", "erase", "method_settings"),
-)
+_LATER_OPTIONS = (*("trainer", "method", "skew", "damping", "erase", "set"),)
 """Options that came after the first results; a fact only where they are set."""
 
 Kind = Literal["model", "iterations"]

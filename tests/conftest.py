@@ -1,14 +1,30 @@
-"""The files of data that tests read."""
+"""The order of the test files, and the files of data that tests read."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("tests.support")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first.
+
+    A process takes one file after the other. If a long file came last, the other
+    processes would wait for it.
+    """
+    marked = Counter(
+        item.path
+        for item in items
+        for mark in ("slow", "deploy")
+        if item.get_closest_marker(mark)
+    )
+    items.sort(key=lambda item: -marked[item.path])
 
 
 @pytest.fixture(scope="session")

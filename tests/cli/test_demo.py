@@ -90,6 +90,7 @@ def interrupted(folder: Path, ready: Callable[[], bool]) -> str:
     return said.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_trains_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     metrics = folder / "metrics.jsonl"

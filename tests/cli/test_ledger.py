@@ -98,6 +98,7 @@ def test_a_place_that_is_taken_gets_one_line(saved: Path, tmp_path: Path) -> Non
         assert f"{place} exists already" in line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     bool(POWERLESS)
     and shutil.which("setpriv") is None

@@ -154,6 +154,20 @@ def test_requests_are_filed_listed_cancelled_applied_and_refused(ledger: Path) -
     assert "No request is waiting" in run("request", "apply", ledger).stdout
 
 
+def test_apply_says_which_certificates_it_signed(ledger: Path) -> None:
+    run("forget", ledger, "ann")
+    run("key", "new")
+    run("request", "add", ledger, "bob")
+    certificates = ledger / "certificates"
+    assert run("request", "apply", ledger).stdout.splitlines() == [
+        f"Wrote {certificates / 'event-1.json'}, signed",
+        f"Request 1, bob: applied; certificate {certificates / '1.json'}, signed",
+    ]
+    (certificates / "1.json").unlink()
+    found = run_json("request", "apply", ledger)
+    assert found == {"requests": [], "written": [str(certificates / "1.json")]}
+
+
 @pytest.mark.slow
 def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path

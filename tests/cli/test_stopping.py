@@ -54,14 +54,14 @@ def test_a_stopped_import_leaves_no_ledger(
 
 
 def test_requests_that_a_stopped_apply_left_still_wait(tmp_path: Path) -> None:
-    path, names = tmp_path / "ledger", [f"c{number}" for number in range(60)]
+    path, names = tmp_path / "ledger", [f"c{number}" for number in range(30)]
     zero = Params.of({"x": np.zeros(2, np.float32)})
     update = Params.of({"x": np.ones(2, np.float32)})
     with DiskLedger.create(path, Model(zero)) as ledger:
         ledger.append(
-            Round(0, tuple(ClientUpdate(name, 1 / 60, update) for name in names))
+            Round(0, tuple(ClientUpdate(name, 1 / 30, update) for name in names))
         )
-    for name in names[:50]:
+    for name in names[:25]:
         add_request(path, name)
     words = ("request", "apply", path)
     first = tmp_path / "certificates" / "1.json"
@@ -74,7 +74,7 @@ def test_requests_that_a_stopped_apply_left_still_wait(tmp_path: Path) -> None:
         with LedgerReader(path) as ledger:
             return sum(request.state == "waiting" for request in ledger.requests())
 
-    assert 0 < waiting() < 50
+    assert 0 < waiting() < 25
     run(*words)
     assert waiting() == 0
 

@@ -16,6 +16,7 @@ import pytest
 
 from fastfedul import LedgerReader
 from fastfedul.runs.config import RunConfig
+from fastfedul.runs.training import load_config
 from tests.support.commands import (
     COMMAND,
     has_text,
@@ -34,7 +35,7 @@ NAMED_OPTIONS = (
     *("target-label", "attack-scale", "weighting", "weight-decay", "dropout"),
     *("server-images", "keep", "keep-use", "dtype", "model", "seed", "workers"),
     *("resume", "json", "config", "forget", "budget", "engine", "trainer"),
-    *("method", "skew", "damping", "erase", "keep-history"),
+    *("method", "skew", "damping", "erase", "keep-history", "set"),
     *("server-optimizer", "server-lr", "server-momentum", "server-beta1"),
     *("server-beta2", "server-tau"),
 )
@@ -46,9 +47,9 @@ def test_a_run_is_trained_forgotten_and_taken_up_again(tmp_path: Path) -> None:
     found = run_json("train", folder, *QUICK, "--rounds", 2, "--attack", "pixel")
     assert set(found) == {
         *("path", "rounds", "main", "backdoor", "chain", "seconds"),
-        *("clients", "attackers", "requests", "dropped"),
+        *("clients", "attackers", "requests", "forgotten", "dropped"),
     }
-    assert found["requests"] == []
+    assert found["requests"] == found["forgotten"] == []
     assert found["path"] == str(folder)
     assert found["rounds"] == 2
     assert found["clients"] == ["client-0", "client-1", "client-2"]
@@ -73,13 +74,16 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(
         "rounds = 7\n[local]\nlr = 0.01\n[data]\ntrain-size = 200\nclients = 3\n"
     )
     folder = tmp_path / "run"
-    found = run_json("train", folder, "--config", config, "--rounds", 1)
+    options = ("--rounds", 1, "--set", "minimum_coverage=0.25")
+    found = run_json("train", folder, "--config", config, *options)
     assert found["rounds"] == 1
     assert found["attackers"] == []
     assert found["backdoor"] is None
     saved = (folder / "config.toml").read_text()
     assert "lr = 0.01" in saved
     assert "batch-size = 32" in saved
+    assert "[forgetting.settings]\nminimum_coverage = 0.25\n" in saved
+    assert load_config(folder).forgetting.settings == {"minimum_coverage": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +105,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(
         (("--keep", "sums", "--budget", "1KB"), "the models of this ledger take"),
         (("--arrays", "nowhere"), "s3://"),
         (("--method", "federaser"), "cannot forget while a run trains"),
+        (("--set", "magic=1"), "has no such setting: magic"),
+        (("--set", "updates"), "'updates'; write NAME=VALUE, such as"),
+        (("--set", "updates=[1]"), "--set is [1]"),
         (("--trainer", "nobody"), "no installed package has 'nobody'"),
         (("--trainer", "no.module:make"), "cannot load the trainer"),
     ],
@@ -143,7 +150,7 @@ def test_a_log_gets_a_line_for_each_round(tmp_path: Path) -> None:
     assert len(lines) == 3
     for number, line in enumerate(lines, 1):
         assert re.fullmatch(
-            rf"round {number}/3: accuracy [\d.]+%, attack [\d.]+%, [\d.]+ m?s, "
+            rf"round {number}/3: accuracy [\d.]+%, attack success [\d.]+%, [\d.]+ m?s, "
             r"\d+:\d\d:\d\d left",
             line,
         )
@@ -183,11 +190,15 @@ def on_terminal(width: int, *arguments: object) -> str:
 def test_a_narrow_terminal_still_shows_round_and_time_left(
     width: int, tmp_path: Path
 ) -> None:
-    options = (*QUICK, "--rounds", 12, "--attack", "pixel")
+    options = (*QUICK, "--rounds", 12, "--attack", "pixel", "--forget", "client-1@3")
     text = on_terminal(width, "train", tmp_path / "run", *options)
+    # Once while it trains, and once beside the results.
+    assert text.count("Forgot client-1 after 3 rounds: 100.0% of its share") == 2
     shown = [line.strip() for line in re.split(r"[\r\n]+", text) if "left" in line]
     assert all(len(line) <= width for line in shown)
-    pattern = r"round +\d+/12 .*accuracy [\d.]+%, attack [\d.]+%.* left \d+:\d\d:\d\d"
+    pattern = (
+        r"round +\d+/12 .*accuracy [\d.]+%, attack success [\d.]+%.* left \d+:\d\d:\d\d"
+    )
     assert any(re.fullmatch(pattern, line) for line in shown), shown
 
 
@@ -250,6 +261,10 @@ def test_only_a_client_that_is_still_there_is_proposed_for_forgetting(
     options = (*QUICK, "--rounds", 2, *attack, "--forget", "client-0@1")
     found = run("train", folder, *options)
     assert "3, 1 of them forgotten" in found.stdout
+    line = "Forgot client-0 after 1 round: 100.0% of its share was kept, the model "
+    for printed in (found.stderr, found.stdout):
+        [told] = [one for one in printed.splitlines() if one.startswith(line)]
+        assert told.endswith(f"certificate {folder / 'certificates/event-1.json'}")
     assert suggested(found, folder) == "client-2"
     run("forget", folder, "client-2", "--erase")
     found = run("train", folder, "--resume")

@@ -124,7 +124,7 @@ def test_training_equals_a_plain_loop_with_torch_optim(
     name: str, local: LocalTraining
 ) -> None:
     trainer = TorchTrainer(shape=SHAPES[name], num_classes=10, model=name, local=local)
-    inputs, labels = examples(SHAPES[name], 50)
+    inputs, labels = examples(SHAPES[name], 25)
     start = trainer.initial(4)
     found = trainer.train(start, inputs, labels, stream(8, "order"))
     expected = plain_sgd(trainer, start, inputs, labels, 8)

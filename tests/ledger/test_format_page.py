@@ -195,7 +195,9 @@ def build(path: Path, layout: Layout, **options: Any) -> None:
 
 @pytest.mark.parametrize("history", ["rounds", "sums"])
 @pytest.mark.parametrize("dtype", STORAGE_DTYPES)
-@pytest.mark.parametrize("size", [37, 2_500, 300_000])
+@pytest.mark.parametrize(
+    "size", [37, 300_000, pytest.param(2_500, marks=pytest.mark.slow)]
+)
 def test_a_reader_by_the_page_finds_what_the_library_finds(
     size: int, dtype: StorageDtype, history: History, tmp_path: Path
 ) -> None:

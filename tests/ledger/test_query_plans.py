@@ -20,8 +20,8 @@ from fastfedul import (
     forget,
     preview,
 )
-from fastfedul.cli.ledger import clients as show_clients
-from fastfedul.cli.ledger import info as show_info
+from fastfedul.cli.ledger.contents import clients as show_clients
+from fastfedul.cli.ledger.contents import info as show_info
 from fastfedul.records import History, Round
 from tests.support import shrinking
 from tests.support.disk_ledgers import LAYOUT, initial_model, round_of, vector

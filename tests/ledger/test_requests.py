@@ -221,6 +221,7 @@ def start(kind: str, path: Path, *rest: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_several_processes_ask_and_one_writes_rounds(
     path: Path,
 ) -> None:
@@ -262,6 +263,7 @@ def test_nothing_is_lost_while_several_processes_ask_and_one_writes_rounds(
         assert ledger.chain == chain
 
 
+@pytest.mark.slow
 def test_an_asker_that_is_killed_leaves_its_request_whole_or_not_at_all(
     path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfedul.ledger.store.index import Index
@@ -63,6 +63,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.table)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_is_written_comes_back(
     row: type[Row], index: Index, data: st.DataObject

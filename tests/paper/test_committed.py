@@ -40,6 +40,7 @@ def made(
     return folder
 
 
+@pytest.mark.slow
 def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
     assert {"edge-case", "pixel", "cost"} <= set(SEEDS)
     written_by_hand = {"README.md", "board-protocol.md"}
@@ -47,6 +48,7 @@ def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
     assert {path.name for path in made.iterdir()} == committed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SEEDS, "board", "server-rules"])
 def test_a_page_is_what_its_cells_give(name: str, made: Path) -> None:
     for suffix in ("md", "csv") if name in SEEDS else ("md",):
@@ -54,6 +56,7 @@ def test_a_page_is_what_its_cells_give(name: str, made: Path) -> None:
         assert (PAGES / f"{name}.{suffix}").read_text("utf-8") == given, suffix
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_as_committed(made: Path) -> None:
     for path in sorted(PAGES.glob("*.svg")):
         assert (made / path.name).read_text("utf-8") == path.read_text("utf-8"), path

@@ -175,7 +175,10 @@ def test_warnings_stand_below_the_table(line_with: Build, store: CellStore) -> N
     assert "\n- fast-fedul-paper: beware" in text
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "scale",
+    [s if s == "smoke" else pytest.param(s, marks=pytest.mark.slow) for s in SCALES],
+)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_its_tables(name: str, scale: Scale, fill: Fill) -> None:
     lines = lines_of(name, scale, 2)

@@ -89,9 +89,7 @@ def test_charts_in_one_page_share_no_identifier(report: Report) -> None:
 
 
 def test_axes_speak_plainly(report: Report) -> None:
-    assert {"right answers", "attack works", "100 %"} <= set(
-        texts(DRAW["rounds"](report))
-    )
+    assert {"accuracy", "attack success", "100 %"} <= set(texts(DRAW["rounds"](report)))
     assert "client-3 forgotten" in texts(DRAW["rounds"](report))
     assert {"before", "retrained", "2.2 %"} <= set(texts(DRAW["bars"](report)))
     assert "angle to the retrained model (degrees)" in texts(DRAW["angles"](report))

@@ -19,6 +19,7 @@ from fastfedul.report.model_rows import rows_of
 from fastfedul.report.of_run import report_of, row_of
 from fastfedul.runs.comparison import Comparison, compare
 from fastfedul.runs.training import RunConfig, train
+from tests.support import commands
 
 METHODS = ("fedaccum", "kd", "fast-fedul-paper")
 """Of the history alone, refused for want of the server's images, and with damping."""
@@ -48,7 +49,20 @@ def with_methods(found: Comparison, *methods: str) -> Comparison:
     """Return a comparison with rows of these methods."""
     before, retrained, some, *_ = found.rows
     rows = (before, retrained, *(replace(some, method=name) for name in methods))
-    return replace(found, rows=rows, refused={})
+    return replace(found, rows=rows, refused={}, methods=methods)
+
+
+def test_the_settings_have_the_names_and_words_of_the_command_line(
+    run: Path, found: Comparison
+) -> None:
+    settings = report_of(run, found).settings
+    shown = commands.run("train", "--help").stdout
+    for name in settings:
+        assert f"{name} " in shown or f"{name}," in shown, name
+    assert settings["--train-size"] == 200
+    assert settings["--per-round"] == "all"
+    assert settings["--forget"] == "nobody"
+    assert settings["--erase"] == "yes"
 
 
 @pytest.mark.slow

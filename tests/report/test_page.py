@@ -91,7 +91,7 @@ def test_the_page_has_every_part_in_order(report: Report, text: str) -> None:
 
 def test_the_result_reads_like_a_sentence(report: Report, text: str) -> None:
     words = " ".join(re.sub(r"<[^>]+>", " ", text).split())
-    assert "Model Model works Attack works Time taken" in words
+    assert "Model Accuracy Attack success Time" in words
     assert "Before 97.5 % 351 of 360 95.3–98.7 % 92.9 % 302 of 325" in words
     assert "After fast-fedul 91.9 % 331 of 360 88.7–94.3 % 2.2 % 7 of 325" in words
     for word in ("estimate", "no proof", "Membership inference", "one random seed"):
@@ -115,8 +115,8 @@ def test_a_report_of_nothing_is_still_a_page() -> None:
 
 def test_without_an_attack_the_table_has_no_column_for_it() -> None:
     text = render_html(Report("t", rows=(Row("before", 0.5, (1, 2), (0.1, 0.9)),)))
-    assert "Model works" in text
-    assert "Attack works" not in text
+    assert "Accuracy" in text
+    assert "Attack success" not in text
     assert "Time taken" not in text
     assert "was not measured" in text
 
@@ -203,8 +203,8 @@ def test_a_name_is_neither_markup_nor_a_template(name: str, report: Report) -> N
 def test_the_answer_comes_before_everything_else(report: Report, text: str) -> None:
     words = " ".join(re.sub(r"<[^>]+>", " ", text[text.index("<h1>") :]).split())
     assert words.startswith(
-        f"{report.title} Attack works 92.9 % → 2.2 % retrained: 0.0 % "
-        "Model works 97.5 % → 91.9 % retrained: 98.1 % "
+        f"{report.title} Attack success 92.9 % → 2.2 % retrained: 0.0 % "
+        "Accuracy 97.5 % → 91.9 % retrained: 98.1 % "
         "Time to forget 12 ms retrained: 9.4 s "
         f"{report.summary[0]}"
     )
@@ -216,8 +216,8 @@ def test_the_answer_about_a_model_as_it_is_has_no_before(report: Report) -> None
     text = render_html(dataclasses.replace(report, rows=(now, report.rows[1])))
     words = " ".join(re.sub(r"<[^>]+>", " ", text[text.index("<h1>") :]).split())
     assert words.startswith(
-        f"{report.title} Attack works 2.2 % retrained: 0.0 % "
-        "Model works 91.9 % retrained: 98.1 % "
+        f"{report.title} Attack success 2.2 % retrained: 0.0 % "
+        "Accuracy 91.9 % retrained: 98.1 % "
     )
     assert "of the model as it is now" in words
     assert "Now, and retrained" in words

@@ -117,7 +117,7 @@ def test_what_was_held_back_is_told_layer_by_layer(
 
 def test_an_attackers_chance_of_being_kept_is_reported(found: Comparison) -> None:
     keeping = found.keeping
-    assert keeping.budget == 2
+    assert keeping.num_kept == 2
     assert keeping.attackers is not None
     assert keeping.others is not None
     assert keeping.attackers + 4 * keeping.others == pytest.approx(2)
@@ -203,7 +203,7 @@ def test_the_command_line_compares_and_reports(run: Path, tmp_path: Path) -> Non
     assert measured["attackers"] == ["client-0"]
     assert "unknown method" in fastfedul("compare", run, "--methods", "magic", code=1)
     assert "did you mean" in fastfedul("compare", run, "--forget", "client-9", code=1)
-    assert "model works" in fastfedul("compare", run, "--methods", "fast-fedul")
+    assert "accuracy" in fastfedul("compare", run, "--methods", "fast-fedul")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastfedul.data.sources import SOURCES
 from fastfedul.errors import InvalidInputError
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
@@ -76,14 +77,14 @@ def test_every_option_says_what_it_does() -> None:
 
 
 @given(
-    data=TEXT,
+    data=st.sampled_from(sorted(SOURCES)) | TEXT.map("{}.npz".format),
     model=TEXT,
     lr=st.floats(1e-30, 1e30),
     momentum=st.floats(0, 0.99),
     train_size=st.none() | st.integers(1, 10**9),
     seed=st.integers(0, 2**62),
     erase=st.booleans(),
-    method_settings=st.just({}) | st.just({"updates": 3, "keep": "all"}),
+    set=st.just({}) | st.just({"updates": 3, "minimum_coverage": 0.5}),
 )
 def test_options_survive_toml(
     tmp_path_factory: pytest.TempPathFactory, **options: Any
@@ -169,9 +170,7 @@ def test_a_value_of_the_wrong_kind_is_refused(
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     settings = {"keep": "all"}
-    whole = RunConfig.from_options(
-        forget=("client-0@2",), method_settings=settings
-    ).to_toml()
+    whole = RunConfig.from_options(forget=("client-0@2",), set=settings).to_toml()
     for length in range(len(whole)):
         path.write_text(whole[:length])
         with pytest.raises(InvalidInputError, match=r"end is missing|not valid TOML"):
@@ -227,7 +226,8 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ({"keep": "sums", "skew": "scalar"}, "--keep sums keeps none"),
         ({"keep": "sums", "damping": 0.1}, "--keep sums keeps none"),
         ({"keep": "sums", "method": "fast-fedul-paper"}, "skew scalar needs rounds"),
-        ({"method_settings": {"magic": 1}}, "has no such setting: magic"),
+        ({"set": {"magic": 1}}, "has no such setting: magic"),
+        ({"data": "nosuch"}, "there is no data set 'nosuch'; choose digits, mnist"),
         ({"roundz": 3}, "no option 'roundz'; did you mean rounds"),
     ],
 )
@@ -251,7 +251,7 @@ def test_an_option_in_the_wrong_place_is_told_its_part() -> None:
         ({"damping": 0.2}, Scalar(0.2)),
         ({"skew": "scalar", "damping": 0.07}, Scalar(0.07)),
         ({"method": "fast-fedul-paper", "damping": 0.3}, Scalar(0.3)),
-        ({"skew": "kronecker", "method_settings": {"updates": 8}}, Kronecker(8)),
+        ({"skew": "kronecker", "set": {"updates": 8}}, Kronecker(8)),
     ],
 )
 def test_the_options_make_the_method(options: dict[str, Any], skew: object) -> None:

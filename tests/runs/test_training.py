@@ -30,6 +30,7 @@ from fastfedul.federation.replies import RoundDiscardedError
 from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.runs.preparation import client_names
 from fastfedul.runs.training import (
+    PlannedForgetting,
     RoundMetrics,
     RunConfig,
     RunSummary,
@@ -402,10 +403,17 @@ def test_a_request_during_the_last_round_is_applied_too(tmp_path: Path) -> None:
 def test_scripted_forgetting_happens_once_however_often_resumed(tmp_path: Path) -> None:
     config = SMALL.with_options(forget=("client-2@2", "client-0@5"))
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    train(config, whole)
+    told: list[PlannedForgetting] = []
+    found = train(config, whole, forgot=told.append)
+    assert found.forgotten == tuple(told)
+    assert [(done.client, done.rounds) for done in told] == [
+        ("client-2", 2),
+        ("client-0", 5),
+    ]
+    assert all(done.forgetting.erased for done in told)
     cut_after(folder, 2, config)
     resume(folder)
-    resume(folder)
+    assert resume(folder).forgotten == ()
     resume(folder, {"forget": ("client-0@5",)})
     assert outcome(folder) == outcome(whole)
     with LedgerReader(folder) as ledger:

@@ -72,8 +72,6 @@ CsvOption = Annotated[
 LatexOption = Annotated[
     Path | None, typer.Option("--latex", help="Also write a LaTeX table to this file.")
 ]
-_LONG_NAME = 20
-"""A longer name of a method would leave the numbers of a table no room."""
 
 
 def compare_methods(
@@ -292,7 +290,7 @@ def comparison_json(found: ComparisonTable, page: Path | None) -> dict[str, Any]
         "damping": own.damping,
         "refused": dict(found.refused),
         "keeping": {
-            "budget": own.keeping.budget,
+            "budget": own.keeping.num_kept,
             "attackers": own.keeping.attackers,
             "others": own.keeping.others,
         },
@@ -303,15 +301,14 @@ def comparison_json(found: ComparisonTable, page: Path | None) -> dict[str, Any]
 
 def show_comparison(found: ComparisonTable, page: Path | None) -> None:
     """Print the table anyone understands, and where the page is."""
-    columns = ["", f"model works{_out_of(found, 'main')}"]
+    columns = ["", f"accuracy{_out_of(found, 'main')}"]
     attacked = found.rows[0]["backdoor_count"] is not None
     if attacked:
-        columns.append(f"attack works{_out_of(found, 'backdoor')}")
-    columns.append("time taken")
-    labels = _labels([means.method for means in found.means])
+        columns.append(f"attack success{_out_of(found, 'backdoor')}")
+    columns.append("time")
     rows = []
     for means in found.means:
-        cells = [labels[means.method], _percent(found, means, "main")]
+        cells = [means.method, _percent(found, means, "main")]
         if attacked:
             cells.append(_percent(found, means, "backdoor"))
         seconds = means.measures["seconds"]
@@ -320,9 +317,6 @@ def show_comparison(found: ComparisonTable, page: Path | None) -> None:
     who = ", ".join(show_name(name) for name in found.forget)
     print_table(f"Forgetting {who}", columns, rows)
     _tell(_legend(found))
-    for name, label in labels.items():
-        if name != label:
-            _tell(f"{label} is {name}")
     for name, reason in found.refused.items():
         _tell(f"left out: {name}: {reason}")
     for text in found.caveats:
@@ -350,16 +344,6 @@ def _legend(found: ComparisonTable) -> str:
     for means in fewer:
         text += f" {means.method}: only {', '.join(map(str, means.seeds))}."
     return text
-
-
-def _labels(names: Sequence[str]) -> dict[str, str]:
-    """Return the label of each method: for a long name, the class alone."""
-    found = {
-        name: name.rpartition(":")[2] if len(name) > _LONG_NAME else name
-        for name in names
-    }
-    shown = list(found.values())
-    return {n: label if shown.count(label) == 1 else n for n, label in found.items()}
 
 
 def _percent(found: ComparisonTable, means: ModelMeans, name: str) -> str:

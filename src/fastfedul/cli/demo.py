@@ -66,9 +66,9 @@ def run_demo(
         telling_how_to_go_on(
             lambda: trained if (folder / RUN_MODEL).exists() else how_to_resume(folder)
         ),
-        training_progress(config.rounds, hidden=json) as progress,
+        training_progress(config.rounds, hidden=json) as lines,
     ):
-        train(config, folder, progress)
+        train(config, folder, lines.show)
     with telling_how_to_go_on(lambda: trained):
         found = run_comparison(folder, (), SHOWN_BY_DEFAULT[:2])
         page = write_page(folder, found, None)

@@ -15,12 +15,12 @@ def evaluate_run(
     path: Annotated[Path, typer.Argument(help="A run.", metavar="RUN")],
     json: JsonFlag = False,
 ) -> None:
-    """Measure the current model of a run: right answers, and attacks that work.
+    """Measure the current model of a run: accuracy, and attack success.
 
-    Right answers are counted on clean test images. The attack is counted on images that
-    nobody trained on and that do not truly belong to the class the attackers want.
-    Intervals are 95 % Wilson intervals. Also shown: the probability with which optimal
-    keeping of half the updates keeps the attackers' and the others'.
+    The accuracy is the share of right answers on clean test images. The attack success
+    is measured on images that nobody trained on; none belongs to the attackers' class.
+    Intervals are 95 % Wilson intervals. The last line shows how likely optimal keeping
+    of half the updates keeps an attacker's update and another client's update.
     """
     from fastfedul.evaluate.comparison import ask, score
     from fastfedul.ledger.reader import LedgerReader
@@ -48,7 +48,7 @@ def evaluate_run(
                 "clients": list(prepared.names),
                 "attackers": list(prepared.attack.attackers),
                 "keeping": {
-                    "budget": keeping.budget,
+                    "budget": keeping.num_kept,
                     "attackers": keeping.attackers,
                     "others": keeping.others,
                 },
@@ -58,15 +58,15 @@ def evaluate_run(
         return
     facts = [
         ("rounds", f"{rounds} of {prepared.config.rounds}"),
-        ("right answers", show_proportion(main)),
+        ("accuracy", show_proportion(main)),
     ]
     if backdoor:
-        facts.append(("attack works", show_proportion(backdoor)))
+        facts.append(("attack success", show_proportion(backdoor)))
         facts.append(("attackers", ", ".join(prepared.attack.attackers)))
     if keeping.attackers is not None and keeping.others is not None:
         chances = f"{keeping.attackers:.2f}, others' {keeping.others:.2f}"
         facts.append(
-            (f"optimal keeping of {keeping.budget} a round", f"attackers' {chances}")
+            (f"optimal keeping of {keeping.num_kept} a round", f"attackers' {chances}")
         )
     print_facts(f"Run {path}", facts)
 

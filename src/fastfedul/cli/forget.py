@@ -16,7 +16,7 @@ from fastfedul.cli.method_options import (
     federation_of,
     method_options,
 )
-from fastfedul.cli.options import with_options
+from fastfedul.cli.options import LedgerPath, with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -48,10 +48,7 @@ NOT_A_SAMPLE = (
 
 @with_options(method_options() | JUDGING_OPTIONS)
 def forget_clients(
-    path: Annotated[
-        Path,
-        typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH"),
-    ],
+    path: LedgerPath,
     clients: Annotated[
         list[str], typer.Argument(help="Clients to forget.", metavar="CLIENT...")
     ],

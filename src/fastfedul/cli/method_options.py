@@ -17,7 +17,6 @@ from fastfedul.methods.registry import DEFAULT_METHOD, find_method
 from fastfedul.runs import help_texts
 
 _PANEL = "Method"
-_FORM, _EXAMPLE = "NAME=VALUE", "interval=4"
 
 
 def _option(kind: Any, *names: str, text: str, **more: Any) -> Any:
@@ -65,8 +64,8 @@ def method_options(
         "set_": _option(
             list[str] | None,
             "--set",
-            text=f"Another setting, such as {_EXAMPLE}; may be repeated.",
-            metavar=_FORM,
+            text=help_texts.SETTING,
+            metavar=help_texts.SETTING_FORM,
         ),
     }
 
@@ -77,13 +76,20 @@ def method_choice(options: Mapping[str, Any]) -> tuple[str | None, dict[str, Any
     Raises:
         InvalidInputError: If a setting cannot be read.
     """
-    settings: dict[str, Any] = {}
-    for text in options["set_"] or ():
-        _, name, value = _read_setting(text, _FORM, _EXAMPLE)
-        settings[name] = value
+    settings = named_settings(options["set_"] or ())
     named = ("skew", "damping", "minimum_coverage")
     settings |= {name: options[name] for name in named if options[name] is not None}
     return options["method"], settings
+
+
+def named_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return settings of one method, written as NAME=VALUE.
+
+    Raises:
+        InvalidInputError: If a setting cannot be read.
+    """
+    form, example = help_texts.SETTING_FORM, help_texts.SETTING_EXAMPLE
+    return dict(_read_setting(text, form, example)[1:] for text in texts)
 
 
 def chosen_method(options: Mapping[str, Any]) -> Method:

@@ -1,12 +1,20 @@
-"""Options that commands share, added to a command by a decorator."""
+"""Arguments and options that commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 Command = Callable[..., None]
+
+LedgerPath = Annotated[
+    Path, typer.Argument(help="A ledger, or a run that contains one.", metavar="PATH")
+]
+RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
 
 def with_options(added: Mapping[str, Any]) -> Callable[[Command], Command]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fastfedul.cli.certificate import NOT_AUTHENTICATED, SignersKey, believed_keys
+from fastfedul.cli.options import RunPath
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -33,7 +34,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def make(
-    run: Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")],
+    run: RunPath,
     client: Annotated[str, typer.Argument(help="Client that gets the receipt.")],
     out: Annotated[Path, typer.Option(help="File of the receipt.", metavar="FILE")],
     json: JsonFlag = False,

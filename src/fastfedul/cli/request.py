@@ -17,7 +17,7 @@ from fastfedul.cli.method_options import (
     method_choice,
     method_options,
 )
-from fastfedul.cli.options import with_options
+from fastfedul.cli.options import RunPath, with_options
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -33,8 +33,9 @@ from fastfedul.errors import (
     NotAcceptedError,
     UnlearnRefusedError,
 )
+from fastfedul.forgetting.certificates import FOLDER as CERTIFICATES
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
-from fastfedul.forgetting.folder import RUN_CONFIG
+from fastfedul.forgetting.folder import RUN_CONFIG, bring_up_to_date
 from fastfedul.forgetting.requests import (
     AppliedRequest,
     add_request,
@@ -43,6 +44,7 @@ from fastfedul.forgetting.requests import (
     method_for,
 )
 from fastfedul.forgetting.service import preview
+from fastfedul.forgetting.signing import find_key
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.reader import LedgerReader
@@ -52,8 +54,6 @@ from fastfedul.records import ClientId, ForgetRequest
 from fastfedul.runs import help_texts
 
 app = typer.Typer(no_args_is_help=True)
-
-RunPath = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 
 UNSIGNED = (
     "not signed; make a key with `fastfedul key new` and sign with `fastfedul request "
@@ -197,17 +197,26 @@ def apply_waiting(
         err().status("forgetting"),
     ):
         judge.open(ledger, run)
+        key = find_key()
+        mended = bring_up_to_date(ledger, key)
         with federation_of(run, method) as federation:
             done = apply_requests(
                 ledger,
                 method=method,
                 erase=erase_history,
                 federation=federation,
+                key=key,
                 accept=judge,
             )
     if json:
-        print_json({"requests": answers_of(done)})
+        written = [str(path) for path in mended]
+        print_json({"requests": answers_of(done), "written": written})
         return
+    for path in mended:
+        signed = key is not None and path.parent.name == CERTIFICATES
+        out().print(
+            f"Wrote {path}{', signed' if signed else ''}", markup=False, soft_wrap=True
+        )
     if not done:
         out().print("No request is waiting.")
     show_answers(done)
@@ -307,7 +316,14 @@ def show_answers(done: tuple[AppliedRequest, ...]) -> None:
         warn(f"the certificates are {UNSIGNED}")
 
 
+def certificate_text(path: Path | str | None, signed: bool) -> str:
+    """Return where a certificate is, and that it is signed."""
+    return f"certificate {path}{', signed' if signed else ''}"
+
+
 def _outcome(row: dict[str, Any]) -> str:
+    if row.get("signed"):
+        return certificate_text(row["certificate"], signed=True)
     return str(row["answer"] or row["certificate"] or row["decided"] or _asked(row))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -20,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from fastfedul.cli.method_options import named_settings
 from fastfedul.cli.options import with_options
 from fastfedul.cli.output import (
     JsonFlag,
@@ -31,7 +34,7 @@ from fastfedul.cli.output import (
     show_seconds,
     warn,
 )
-from fastfedul.cli.request import answers_of, show_answers
+from fastfedul.cli.request import answers_of, certificate_text, show_answers
 from fastfedul.cli.stopping import telling_how_to_go_on
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.runs.config import CONFIG, RunConfig, read_options
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from fastfedul.forgetting.requests import AppliedRequest
     from fastfedul.records import ClientId
     from fastfedul.runs.metrics_file import RoundMetrics
-    from fastfedul.runs.training import RunSummary
+    from fastfedul.runs.training import PlannedForgetting, RunSummary
 
 _NARROW = 80
 """Columns below which the progress leaves its bar and the rate out."""
@@ -52,7 +55,7 @@ def _typed(place: OptionField) -> Any:
     kind, metavar = plain_type(place.field.annotation), place.shown.metavar
     if get_origin(kind) is Literal:
         kind, metavar = str, metavar or "|".join(get_args(kind))
-    elif get_origin(kind) is tuple:
+    elif get_origin(kind) in (tuple, dict):
         kind = list[str]
     shown = typer.Option(
         *([place.shown.flags] if place.shown.flags else []),
@@ -66,7 +69,7 @@ def _typed(place: OptionField) -> Any:
 
 def _default_of(place: OptionField) -> str:
     default = place.field.default
-    if default == ():
+    if default in ((), {}):
         return ""
     if isinstance(default, bool):
         yes, no = (place.shown.flags or "/").split("/")
@@ -75,13 +78,7 @@ def _default_of(place: OptionField) -> str:
     return f" [{place.shown.unset if default is None else shown}]"
 
 
-@with_options(
-    {
-        name: _typed(place)
-        for name, place in option_fields(RunConfig).items()
-        if not place.shown.hidden
-    }
-)
+@with_options({name: _typed(place) for name, place in option_fields(RunConfig).items()})
 def train_run(
     run: Annotated[
         Path, typer.Argument(help="Folder of the run; a new one.", metavar="RUN")
@@ -122,6 +119,8 @@ def train_run(
     `fastfedul train my-run --engine flower-simulation`
     """
     given = {k: v for k, v in options.items() if v is not None and v != []}
+    if "set" in given:
+        given["set"] = named_settings(given["set"])
     _train(run, config, given, engine, go_on=resume, only_json=json)
 
 
@@ -141,36 +140,43 @@ def _train(
         raise InvalidInputError(
             "--resume reads the run's own config.toml; leave out --config"
         )
-    tell = None if only_json else _tell_request
     if go_on:
         num_rounds = given.get("rounds") or training.load_config(run).rounds
         with (
             telling_how_to_go_on(lambda: how_to_resume(run)),
-            training_progress(num_rounds, only_json) as show,
+            training_progress(num_rounds, only_json) as lines,
         ):
-            summary = training.resume(run, given, show, engine=engine, answered=tell)
+            summary = training.resume(run, given, **lines.callbacks, engine=engine)
     else:
         options = read_options(config) if config is not None else {}
         settings = RunConfig.from_options({**options, **given})
         with (
             telling_how_to_go_on(lambda: how_to_resume(run)),
-            training_progress(settings.rounds, only_json) as show,
+            training_progress(settings.rounds, only_json) as lines,
         ):
-            summary = training.train(settings, run, show, engine=engine, answered=tell)
+            summary = training.train(settings, run, **lines.callbacks, engine=engine)
     if only_json:
         print_json(_facts(summary))
     else:
         _show(summary)
 
 
-def _tell_request(done: AppliedRequest) -> None:
-    """Say on standard error, between two rounds, how a request ended."""
+def _request_line(done: AppliedRequest) -> str:
     request = done.request
-    err().print(
+    answer = f"; {request.answer}" if request.answer else ""
+    return (
         f"request {request.number}, {show_name(request.client)}: {request.state}"
-        + (f"; {request.answer}" if request.answer else ""),
-        markup=False,
-        soft_wrap=True,
+        f"{answer}"
+    )
+
+
+def _forgotten_line(done: PlannedForgetting) -> str:
+    found = done.forgetting
+    rounds = "1 round" if done.rounds == 1 else f"{done.rounds} rounds"
+    return (
+        f"Forgot {show_name(done.client)} after {rounds}: {found.coverage:.1%} of its "
+        f"share was kept, the model moved by {found.delta_norm:.4g}; "
+        f"{certificate_text(found.certificate, found.signed)}"
     )
 
 
@@ -188,23 +194,45 @@ def how_to_resume(run: Path) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingLines:
+    """The lines about a training on standard error.
+
+    Attributes:
+        show: Shows a round.
+        say: Prints a sentence between two rounds.
+    """
+
+    show: Callable[[RoundMetrics], None]
+    say: Callable[[str], None]
+
+    @property
+    def callbacks(self) -> dict[str, Callable[[Any], None]]:
+        """The functions that a training calls, by the names of its arguments."""
+        return {
+            "progress": self.show,
+            "answered": lambda done: self.say(_request_line(done)),
+            "forgot": lambda done: self.say(_forgotten_line(done)),
+        }
+
+
 @contextmanager
-def training_progress(
-    num_rounds: int, hidden: bool
-) -> Iterator[Callable[[RoundMetrics], None]]:
+def training_progress(num_rounds: int, hidden: bool) -> Iterator[TrainingLines]:
     """Show round, accuracy and time left on standard error.
 
     A terminal shows one line that changes. Elsewhere every round gets a line of its
     own, so that a file or a log says how far the run is.
     """
     console = err()
+    # On a terminal this console alone knows the line that changes.
+    say = partial(console.print, markup=False, soft_wrap=True)
     if hidden:
-        yield lambda metrics: None
+        yield TrainingLines(lambda metrics: None, lambda text: None)
     elif not console.is_terminal:
-        yield _print_rounds(num_rounds)
+        yield TrainingLines(_print_rounds(num_rounds), say)
     else:
         with _changing_line(num_rounds, console) as show:
-            yield show
+            yield TrainingLines(show, say)
 
 
 def _print_rounds(num_rounds: int) -> Callable[[RoundMetrics], None]:
@@ -250,7 +278,7 @@ def _changing_line(
             if not bar.tasks[0].started:
                 # From where a run is taken up, or the time left would be far too short.
                 bar.reset(task, completed=metrics.round)
-            state = _accuracies(metrics)
+            state = _accuracies(metrics, digits=0 if narrow else 1)
             if metrics.seconds and not narrow:
                 state.append(f"{1 / metrics.seconds:.2g} rounds/s")
             bar.update(task, completed=metrics.round + 1, state=", ".join(state))
@@ -258,12 +286,12 @@ def _changing_line(
         yield show
 
 
-def _accuracies(metrics: RoundMetrics) -> list[str]:
+def _accuracies(metrics: RoundMetrics, digits: int = 1) -> list[str]:
     parts = []
     if metrics.main is not None:
-        parts.append(f"accuracy {metrics.main:.1%}")
+        parts.append(f"accuracy {metrics.main:.{digits}%}")
     if metrics.backdoor is not None:
-        parts.append(f"attack {metrics.backdoor:.1%}")
+        parts.append(f"attack success {metrics.backdoor:.{digits}%}")
     return parts
 
 
@@ -278,6 +306,18 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "clients": list(summary.clients),
         "attackers": list(summary.attackers),
         "requests": answers_of(summary.answered),
+        "forgotten": [
+            {
+                "client": done.client,
+                "rounds": done.rounds,
+                "coverage": done.forgetting.coverage,
+                "delta_norm": done.forgetting.delta_norm,
+                "erased": done.forgetting.erased,
+                "certificate": str(done.forgetting.certificate),
+                "signed": done.forgetting.signed,
+            }
+            for done in summary.forgotten
+        ],
         "dropped": summary.dropped,
     }
 
@@ -294,11 +334,13 @@ def _show(summary: RunSummary) -> None:
     if summary.attackers:
         rows += [
             ("attackers", ", ".join(summary.attackers)),
-            ("attack succeeds", _percent(summary.backdoor)),
+            ("attack success", _percent(summary.backdoor)),
         ]
     rows += [("time", show_seconds(summary.seconds)), ("chain", summary.chain)]
     print_facts(f"Trained {summary.path}", rows)
     show_answers(summary.answered)
+    for done in summary.forgotten:
+        out().print(_forgotten_line(done), markup=False, soft_wrap=True)
     if summary.dropped:
         warn(
             f"the budget had no room for {summary.dropped} updates; "

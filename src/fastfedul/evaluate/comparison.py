@@ -1,4 +1,4 @@
-"""Measures of a model: accuracy, success of attacks, traces of a client."""
+"""Measures of a model: accuracy, attack success, traces of a client."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Evaluation:
 
     Attributes:
         method: Name of the method, or of a model that no method made.
-        main: Right answers on clean test images.
-        backdoor: Attacks that work; None without an attack.
+        main: Accuracy on clean test images.
+        backdoor: Attack success; None without an attack.
         membership: Membership inference on the images of the clients to forget.
         closeness: Distance and angles to the retrained model.
         kl: Divergence of the predictions from the retrained model's, on test images.
@@ -102,7 +102,7 @@ def ask(predict: Predict, model: Model, questions: Questions) -> Answers:
 def score(
     answers: Answers, questions: Questions
 ) -> tuple[Proportion, Proportion | None]:
-    """Return right answers on clean images, and working attacks if there is one."""
+    """Return the accuracy on clean images, and the attack success if there is one."""
     main = accuracy(answers.test, questions.test_labels)
     if not len(questions.backdoor_labels):
         return main, None

@@ -10,12 +10,12 @@ import numpy as np
 
 from fastfedul.report.content import Contributions, Floats, RoundPoint, Row
 from fastfedul.report.drawing import (
+    ACCURACY,
     ATTACK,
     BLUE,
     EMPTY,
     GREEN,
     INK,
-    RIGHT,
     VERMILLION,
     add_legend,
     draw,
@@ -77,7 +77,7 @@ def draw_rounds(
 
 
 def draw_bars(rows: Sequence[Row]) -> str:
-    """Return bars for every model: right answers, and how often the attack works."""
+    """Return bars for every model: accuracy and attack success."""
     text = "Bar chart. " + "; ".join(
         f"{shorten(row.method)}: {describe_shares(row.main, row.backdoor)}"
         for row in rows[:12]
@@ -203,7 +203,7 @@ def _bars_height(rows: Sequence[Row]) -> float:
 def _paint_bars(figure: Figure, rows: Sequence[Row]) -> None:
     attacked = any(row.backdoor is not None for row in rows)
     axes = figure.add_subplot()
-    _add_bars(axes, rows, RIGHT, -0.2 if attacked else 0.0)
+    _add_bars(axes, rows, ACCURACY, -0.2 if attacked else 0.0)
     if attacked:
         _add_bars(axes, rows, ATTACK, 0.2)
     names = [shorten(row.method, _LABEL_COLUMNS) for row in rows]
@@ -248,7 +248,7 @@ def _mark_forgetting(
 
 
 def _add_bars(axes: Axes, rows: Sequence[Row], kind: str, shift: float) -> None:
-    main = kind == RIGHT
+    main = kind == ACCURACY
     places, values, ends = [], [], []
     for place, row in enumerate(rows, 1):
         value = row.main if main else row.backdoor

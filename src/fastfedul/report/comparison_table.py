@@ -127,7 +127,7 @@ class ComparisonTable:
         return _written(text + "\n", path)
 
     def plot(self) -> Figure:
-        """Return a figure: right answers and attacks that work, a bar for each model.
+        """Return a figure of accuracy and attack success, a bar for each model.
 
         The lines at the ends of the bars are 95 % intervals; with several seeds,
         standard deviations.
@@ -182,8 +182,8 @@ class ComparisonTable:
         attacked = any(m.measures["backdoor"] for m in means)
         columns: dict[str, Callable[[ModelMeans], str]] = {
             "method": self._name,
-            "right answers (%)": lambda m: self._share(m, "main"),
-            "attack works (%)": lambda m: self._share(m, "backdoor"),
+            "accuracy (%)": lambda m: self._share(m, "main"),
+            "attack success (%)": lambda m: self._share(m, "backdoor"),
             "membership AUC": lambda m: _number(m.measures["mia_auc"], ".3f"),
             "distance": lambda m: _number(m.measures["distance"], ".3g"),
             "angle (°)": lambda m: _number(m.measures["angle_degrees"], ".1f"),
@@ -192,7 +192,7 @@ class ComparisonTable:
             "history read": lambda m: _mean(m.measures["history_bytes"], show_bytes),
         }
         if not attacked:
-            del columns["attack works (%)"]
+            del columns["attack success (%)"]
         lines = [[show(m) for show in columns.values()] for m in means]
         return [list(columns), *lines]
 

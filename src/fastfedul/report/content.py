@@ -23,11 +23,11 @@ class Row:
     Attributes:
         method: `before`, `retrained`, `now` for a model as it is, or the name of the
             method that forgot.
-        main: Share of right answers on clean test images.
+        main: Accuracy: the share of right answers on clean test images.
         main_count: Right answers, and out of how many.
         main_interval: 95 % interval of `main`.
-        backdoor: Share of attacked images for which the attack works; None without
-            an attack.
+        backdoor: Attack success: the share of attacked images that the model takes
+            for the attackers' class; None without an attack.
         backdoor_count: Successes of the attack, and out of how many.
         backdoor_interval: 95 % interval of `backdoor`.
         mia_auc: Area under the curve of membership inference; 0.5 is guessing.
@@ -60,8 +60,8 @@ class RoundPoint:
     Attributes:
         round: Rounds trained so far; 0 is the untrained model. Two points of one
             round are before and after a client was forgotten.
-        main: Share of right answers.
-        backdoor: Share of attacks that work; None without an attack.
+        main: Accuracy.
+        backdoor: Attack success; None without an attack.
     """
 
     round: int
@@ -121,7 +121,7 @@ class ExampleImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """One page about one run; whatever is empty or None is left out of the page.
+    """One page about one run; the page leaves out each part that is empty or None.
 
     Attributes:
         title: Heading of the page.

@@ -30,7 +30,7 @@ _PAGE_COLOURS = {
 }
 """Names that the page's style gives to colours; they change where it is dark."""
 
-RIGHT, ATTACK = "right answers", "attack works"
+ACCURACY, ATTACK = "accuracy", "attack success"
 
 WIDTH = 340  # units of the picture; on a phone about one pixel each
 _POINTS_PER_INCH = 72
@@ -172,9 +172,9 @@ def plot_shares(
     *,
     markers: tuple[str, str] = ("", ""),
 ) -> None:
-    """Plot right answers, and attacks that work if there are any, in percent."""
+    """Plot the accuracy, and the attack success if there is an attack, in percent."""
     main = [point.main for point in points]
-    axes.plot(at, main, marker=markers[0], color=BLUE, linestyle="-", label=RIGHT)
+    axes.plot(at, main, marker=markers[0], color=BLUE, linestyle="-", label=ACCURACY)
     attack = [math.nan if p.backdoor is None else p.backdoor for p in points]
     if not all(map(math.isnan, attack)):
         dashes = (0, (4, 1.5))

@@ -22,6 +22,7 @@ from fastfedul.report.content import (
 )
 from fastfedul.runs import metrics_file
 from fastfedul.runs.comparison import Comparison
+from fastfedul.runs.options import OptionField, flag_of, option_fields
 from fastfedul.runs.training import METRICS
 
 _EXAMPLES = 8
@@ -79,12 +80,29 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
         contributions=contributions,
         examples=_examples(comparison),
         settings={
-            key: "default" if value is None else value
-            for key, value in config.to_options().items()
+            flag_of(option): _setting_text(place, value)
+            for (option, value), place in zip(
+                config.to_options().items(),
+                option_fields(type(config)).values(),
+                strict=True,
+            )
         },
         commands=_commands(config.to_toml(), comparison),
         notes=_notes(comparison),
     )
+
+
+def _setting_text(place: OptionField, value: object) -> object:
+    """Return the value of an option; for no value, the words of the help."""
+    if value is None:
+        return place.shown.unset
+    if isinstance(value, tuple):
+        return ", ".join(value) or "nobody"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={json.dumps(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value
 
 
 def _title(comparison: Comparison) -> str:
@@ -130,7 +148,7 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     keeping = comparison.keeping
     if keeping.attackers is not None and keeping.others is not None:
         notes.append(
-            f"If only {keeping.budget} updates a round were kept, optimal keeping "
+            f"If only {keeping.num_kept} updates a round were kept, optimal keeping "
             "would keep an attacker's update with probability "
             f"{keeping.attackers:.2f} and another client's with {keeping.others:.2f}; "
             "the paper's Lemma 3 says that the attacker's is kept more often."
@@ -179,17 +197,17 @@ def _examples(comparison: Comparison) -> ExampleImages | None:
 
 def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
     """Return the command that makes the page again; empty if there is none."""
-    methods = _methods(comparison)
-    if not methods:
+    if not comparison.methods:
         return ()
     options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
     forget = "".join(f" --forget {shlex.quote(name)}" for name in comparison.forget)
     damping = comparison.damping
+    methods = shlex.quote(",".join(comparison.methods))
     damped = "" if damping is None else f" --damping {float(damping)!r}"
     return (
         f"cat > run.toml <<'END'{options}\nEND",
         "fastfedul train RUN --config run.toml",
-        f"fastfedul compare RUN{forget} --methods {','.join(methods)}{damped}"
+        f"fastfedul compare RUN{forget} --methods {methods}{damped}"
         f"{_set_options(comparison)}",
     )
 

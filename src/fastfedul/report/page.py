@@ -163,8 +163,8 @@ def _answer(rows: tuple[Row, ...]) -> list[_Tile]:
     tiles = [
         _Tile(title, kind, *(share(row, name) for row in (before, own, retrained)))
         for title, kind, name in (
-            ("Attack works", "attack", "backdoor"),
-            ("Model works", "main", "main"),
+            ("Attack success", "attack", "backdoor"),
+            ("Accuracy", "main", "main"),
         )
         if getattr(own, name) is not None
     ]
@@ -199,12 +199,11 @@ def _draw_pictures(report: Report) -> Iterator[_Picture]:
             if find_row(report.rows, NOW)
             else "Before, after, and retrained",
             draw_bars(report.rows),
-            "A good removal looks like the retrained model: as many right answers and "
-            "as few attacks that work. The thin lines are 95 % intervals.",
+            "A good removal looks like the retrained model: the same accuracy, and as "
+            "little attack success. The thin lines are 95 % intervals.",
         )
     if report.rounds:
-        said = "How often the model was right, and how often the attack worked, as"
-        said += " training went on."
+        said = "Accuracy and attack success as training went on."
         if report.forgotten:
             said += f" Forgotten: {wording.show_forgotten(report.forgotten)}."
         chart = draw_rounds(report.rounds, report.forgotten)

@@ -56,8 +56,8 @@ def show_share(value: float | None) -> str:
 
 def describe_shares(main: float, backdoor: float | None) -> str:
     """Return both shares in words, for a description of a chart."""
-    attack = "" if backdoor is None else f", attack works {show_share(backdoor)}"
-    return f"right answers {show_share(main)}{attack}"
+    attack = "" if backdoor is None else f", attack success {show_share(backdoor)}"
+    return f"accuracy {show_share(main)}{attack}"
 
 
 def show_count(count: Count | None) -> str:

@@ -29,6 +29,7 @@ from fastfedul.evaluate.comparison import (
     evaluate,
 )
 from fastfedul.federation.local import USERS_OWN, one_line
+from fastfedul.federation.own_functions import is_own_function
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.files import write_whole
 from fastfedul.forgetting.folder import RETRAINED_MODELS
@@ -73,12 +74,12 @@ class Keeping:
     """How likely optimal keeping is to keep an update, attackers beside the others.
 
     Attributes:
-        budget: Updates kept of a round.
+        num_kept: Updates kept of a round.
         attackers: Mean probability of the attackers' updates; None without attackers.
         others: Mean probability of the other clients' updates.
     """
 
-    budget: int
+    num_kept: int
     attackers: float | None
     others: float | None
 
@@ -100,6 +101,7 @@ class Comparison:
         settings: Settings of methods, as they were given.
         caveats: Sentences on limits of some of the methods.
         used: Settings with which each row's method ran, as JSON values.
+        methods: Methods that were asked for, as `compare --methods` takes them.
     """
 
     prepared: Prepared
@@ -112,6 +114,7 @@ class Comparison:
     settings: Settings = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     used: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
 
 
 def compare(
@@ -212,6 +215,7 @@ def compare(
             if name not in refused and (text := getattr(method, "caveat", None))
         ),
         used,
+        tuple(_asked_names(methods)),
     )
 
 
@@ -334,7 +338,8 @@ def find_methods(
 ) -> dict[str, Method]:
     """Return methods by name with their settings, also settings of the run.
 
-    Of two methods with one name the second gets a number.
+    A class that is named as `package.module:Class` has the name that the class itself
+    has, as in `forget`. Of two methods with one name the second gets a number.
 
     Raises:
         InvalidInputError: If something is no method, or there are settings for a method
@@ -350,8 +355,7 @@ def find_methods(
         raise InvalidInputError(
             f"settings are a mapping for each method, not {settings!r:.80}"
         )
-    names = [m if isinstance(m, str) else require_method(m).name for m in methods]
-    unknown = sorted(set(settings) - set(names))
+    unknown = sorted(set(settings) - set(_asked_names(methods)))
     if unknown:
         raise InvalidInputError(
             f"there are settings for {unknown[0]!r:.40}, which is not compared; add it "
@@ -367,8 +371,17 @@ def find_methods(
         own = dict(settings.get(method, {}))
         if damping is not None and has_default(method, "damping"):
             own.setdefault("damping", damping)
-        found[method] = find_method(method, own, facts)
+        made = find_method(method, own, facts)
+        name = method
+        if is_own_function(method):
+            name = _free_name(made.name, {*taken, *found})
+        found[name] = made
     return found
+
+
+def _asked_names(methods: Sequence[str | Method]) -> list[str]:
+    """Return the methods by the names under which somebody asked for them."""
+    return [m if isinstance(m, str) else require_method(m).name for m in methods]
 
 
 def _free_name(name: str, taken: Set[str]) -> str:
@@ -397,17 +410,17 @@ def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questio
 
 
 def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
-    """Return how likely optimal keeping of half the updates keeps whose update."""
+    """Return how likely optimal keeping of half the updates keeps each group's."""
     rounds = ledger.rounds()
     size = max((round_.num_updates for round_ in rounds), default=0)
-    budget = max(1, size // 2)
-    view = KeptView(ledger, Keep("optimal", budget))
+    num_kept = max(1, size // 2)
+    view = KeptView(ledger, Keep("optimal", num_kept))
     groups: dict[bool, list[float]] = {True: [], False: []}
     for round_ in rounds:
         for update in view.updates_in(round_.index):
             groups[update.client in attackers].append(update.keep_probability)
     means = {k: float(np.mean(v)) if v else None for k, v in groups.items()}
-    return Keeping(budget, means[True], means[False])
+    return Keeping(num_kept, means[True], means[False])
 
 
 def _row(

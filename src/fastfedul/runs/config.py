@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fastfedul.data.attacks.backdoor import Attack, Kind, parse_attackers
 from fastfedul.data.partition import Partition, client_name
-from fastfedul.data.sources import DEFAULT, is_path
+from fastfedul.data.sources import DEFAULT, find_source, is_path
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.aggregation import MEAN, named_rule
 from fastfedul.federation.rounds import Schedule, Weighting
@@ -90,6 +90,13 @@ def _to_text(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
+def _check_source(text: str) -> None:
+    """Raise if no data set has this name; a path may name a file to come."""
+    if not is_path(text):
+        find_source(text)
+
+
+_SourceText = Annotated[str, _parsed_by(_check_source)]
 _PartitionText = Annotated[str, _parsed_by(Partition.parse)]
 _KeepText = Annotated[str, _parsed_by(Keep.parse)]
 _AggregationText = Annotated[str, _parsed_by(lambda name: named_rule(name, {}))]
@@ -102,7 +109,7 @@ class DataOptions(Options):
 
     main_field = "source"
 
-    source: Annotated[str, Option(name="data", metavar="NAME|FILE")] = Field(
+    source: Annotated[_SourceText, Option(name="data", metavar="NAME|FILE")] = Field(
         default=DEFAULT, description="Data set, or an .npz file of your own."
     )
     train_size: Annotated[int | None, Option(unset="all")] = Field(
@@ -348,8 +355,8 @@ class ForgettingOptions(Options):
     )
     settings: Annotated[
         dict[str, bool | int | float | str],
-        Option(name="method_settings", hidden=True, later=True),
-    ] = Field(default={}, description="Other settings of the method, by their names.")
+        Option(name="set", metavar=help_texts.SETTING_FORM, later=True),
+    ] = Field(default={}, description=help_texts.SETTING)
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
@@ -553,9 +560,12 @@ class RunConfig(Options):
     def to_toml(self) -> str:
         """Return the configuration as TOML; options that are None are left out."""
         values = self.model_dump(mode="json", exclude_none=True)
-        if not values["forgetting"]["settings"]:
-            del values["forgetting"]["settings"]
-        return f"{_BEGIN}\n{tomli_w.dumps(_dashed(values))}\n{_END}\n"
+        # These names are the method's own, so they keep their underscores.
+        settings = values["forgetting"].pop("settings")
+        values = _dashed(values)
+        if settings:
+            values["forgetting"]["settings"] = settings
+        return f"{_BEGIN}\n{tomli_w.dumps(values)}\n{_END}\n"
 
     def save(self, path: Path) -> None:
         """Write the configuration to a file, whole or not at all."""

@@ -17,7 +17,7 @@ class RoundMetrics:
     Attributes:
         round: Number of the round.
         main: Accuracy on the test examples; None if it was lost.
-        backdoor: Success rate of the attack; None without an attack, or if it was lost.
+        backdoor: Attack success; None without an attack, or if it was lost.
         seconds: Time of the round, with recording and scoring; None if it was lost.
     """
 

@@ -1,7 +1,7 @@
 """Options as fields of pydantic models: nested in Python and TOML, flat in a command.
 
 Each default, type, limit and help text is written once, in the field. This module
-turns nested options into flat ones and back, and a wrong value into one line.
+turns nested options into flat options and back, and a wrong value into one line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Option:
         unset: Words for the default in the help, if the default is None.
         flags: Both names of an option that is on or off.
         panel: Where the help shows the option; None for the panel of the part.
-        hidden: Whether the command line leaves the option out.
         later: Whether a run that is resumed may change the option.
     """
 
@@ -38,7 +37,6 @@ class Option:
     unset: str = ""
     flags: str | None = None
     panel: str | None = None
-    hidden: bool = False
     later: bool = False
 
 

@@ -275,7 +275,7 @@ def retrain(
 def score(
     prepared: Prepared, workers: Workers, model: Model
 ) -> tuple[float, float | None]:
-    """Return the accuracy on the test examples, and the success rate of the attack."""
+    """Return the accuracy on the test examples, and the attack success."""
     test = prepared.dataset.test_labels
     main = _accuracy(workers.predict(model, _TEST), test)
     if not len(prepared.backdoor.labels):

@@ -22,7 +22,7 @@ from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedEr
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.forgetting.folder import RUN_MODEL, require_newest, write_run_model
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
-from fastfedul.forgetting.service import forget
+from fastfedul.forgetting.service import Forgetting, forget
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
@@ -79,6 +79,24 @@ Answered = Callable[[AppliedRequest], None]
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedForgetting:
+    """A client that the run forgot because its options name the client.
+
+    Attributes:
+        client: The client.
+        rounds: Rounds that were trained before.
+        forgetting: The forgetting, done.
+    """
+
+    client: ClientId
+    rounds: int
+    forgetting: Forgetting
+
+
+Forgot = Callable[[PlannedForgetting], None]
+
+
+@dataclass(frozen=True, slots=True)
 class RunSummary:
     """How a run ended.
 
@@ -86,12 +104,13 @@ class RunSummary:
         path: Folder of the run.
         rounds: Recorded rounds.
         main: Accuracy on the test examples.
-        backdoor: Success rate of the attack; None without an attack.
+        backdoor: Attack success; None without an attack.
         chain: The ledger's chain digest in hexadecimal.
         seconds: Time this call took.
         clients: Names of all clients.
         attackers: Names of the attackers.
-        answered: Requests to forget that were applied or refused on the way.
+        answered: Requests to forget that the run applied or refused.
+        forgotten: Clients that the run forgot because its options name them.
         dropped: Updates for which the ledger's budget had no room.
     """
 
@@ -104,6 +123,7 @@ class RunSummary:
     clients: tuple[ClientId, ...]
     attackers: tuple[ClientId, ...]
     answered: tuple[AppliedRequest, ...] = ()
+    forgotten: tuple[PlannedForgetting, ...] = ()
     dropped: int = 0
 
 
@@ -114,6 +134,7 @@ def train(
     *,
     engine: str = IN_PROCESS,
     answered: Answered | None = None,
+    forgot: Forgot | None = None,
 ) -> RunSummary:
     """Train a federation into a new folder; return how the run ended.
 
@@ -124,6 +145,7 @@ def train(
         progress: Called after every round.
         engine: Where clients are trained; the run is the same, byte for byte.
         answered: Called with every request that the run applies or refuses.
+        forgot: Called with every client that the run forgets by its options.
 
     Raises:
         InvalidInputError: If the folder is taken, or an option cannot be used.
@@ -133,7 +155,7 @@ def train(
             f"a configuration is a RunConfig, not {config!r:.60}; make one, such as "
             "RunConfig(rounds=5)"
         )
-    _check_callables(progress=progress, answered=answered)
+    _check_callables(progress=progress, answered=answered, forgot=forgot)
     path = _free_folder() if folder is None else require_path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
@@ -141,7 +163,7 @@ def train(
         )
     config = config or RunConfig()
     config = config.with_options(data=findable(config.data.source))
-    return _run(path, config, None, progress, engine, answered)
+    return _run(path, config, None, progress, engine, answered, forgot)
 
 
 def _check_callables(**given: object) -> None:
@@ -162,6 +184,7 @@ def resume(
     *,
     engine: str = IN_PROCESS,
     answered: Answered | None = None,
+    forgot: Forgot | None = None,
 ) -> RunSummary:
     """Take up a run where its ledger ends, and finish it.
 
@@ -177,12 +200,13 @@ def resume(
         progress: Called after every round.
         engine: Where clients are trained; it may be another engine than before.
         answered: Called with every request that the run applies or refuses.
+        forgot: Called with every client that the run forgets by its options.
     """
-    _check_callables(progress=progress, answered=answered)
+    _check_callables(progress=progress, answered=answered, forgot=forgot)
     path = require_path(folder)
     config = load_config(path)
     changed = _changed(config, changes or {})
-    return _run(path, changed, config, progress, engine, answered)
+    return _run(path, changed, config, progress, engine, answered, forgot)
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -201,6 +225,7 @@ def _run(
     progress: Progress | None,
     engine: str,
     tell: Answered | None,
+    forgot: Forgot | None,
 ) -> RunSummary:
     """Train until all rounds are recorded; `before` is the configuration so far."""
     started = time.perf_counter()
@@ -215,13 +240,16 @@ def _run(
         _align_metrics(path, prepared, workers, ledger)
         last: RoundMetrics | None = None
         answered: list[AppliedRequest] = []
+        forgotten: list[PlannedForgetting] = []
         while True:
             done = _answer(ledger, config, method)
             answered += done
             for one in done:
                 if tell is not None:
                     tell(one)
-            if _forget_due(ledger, config, method) or done:
+            due = _forget_due(ledger, config, method, forgot)
+            forgotten += due
+            if due or done:
                 last = None
             if ledger.num_rounds >= config.rounds:
                 break
@@ -240,6 +268,7 @@ def _run(
             clients=prepared.names,
             attackers=prepared.attack.attackers,
             answered=tuple(answered),
+            forgotten=tuple(forgotten),
             dropped=dropped_by(ledger).updates,
         )
 
@@ -383,7 +412,7 @@ def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         changes["data"] = findable(changes["data"])
     if {"method", "skew"} & set(changes):
         # The damping and settings so far belong to the method and skew so far.
-        changes = {"damping": None, "method_settings": {}, **changes}
+        changes = {"damping": None, "set": {}, **changes}
     planned = config.forgetting.forget
     added = [text for text in changes.pop("forget", ()) if text not in planned]
     for name, place in option_fields(RunConfig).items():
@@ -431,17 +460,24 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _forget_due(ledger: DiskLedger, config: RunConfig, method: Method) -> bool:
-    """Forget the clients that are due; return whether there were any."""
+def _forget_due(
+    ledger: DiskLedger, config: RunConfig, method: Method, forgot: Forgot | None
+) -> list[PlannedForgetting]:
+    """Return the clients that are due, after the run has forgotten them."""
     now, known = ledger.num_rounds, ledger.clients()
     due = [
         client
         for client, before in sorted(config.forget_plan.items())
         if before <= now and client in known and known[client].state == "active"
     ]
+    done = []
     for client in due:
-        forget_as_planned(ledger, client, method, erase=config.forgetting.erase)
-    return bool(due)
+        erase = config.forgetting.erase
+        found = forget_as_planned(ledger, client, method, erase=erase)
+        done.append(PlannedForgetting(client, now, found))
+        if forgot is not None:
+            forgot(done[-1])
+    return done
 
 
 def forget_as_planned(
@@ -450,8 +486,8 @@ def forget_as_planned(
     method: Method,
     *,
     erase: bool = True,
-) -> None:
-    """Forget a client that the options name.
+) -> Forgetting:
+    """Return the forgetting of a client that the options name, done.
 
     Args:
         ledger: A ledger open for writing.
@@ -464,7 +500,7 @@ def forget_as_planned(
             the client was kept, the error also says how the run can go on.
     """
     try:
-        forget(ledger, [client], method, erase=erase, key=_key())
+        return forget(ledger, [client], method, erase=erase, key=_key())
     except UnlearnRefusedError as error:
         advice = ""
         least = method_settings(method).get("minimum_coverage", 0.0)

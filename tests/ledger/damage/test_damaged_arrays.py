@@ -173,6 +173,7 @@ def test_every_byte_of_an_update_counts(damaged: Path) -> None:
         update.write(sound)
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_rounds_header_counts(damaged: Path) -> None:
     """Nothing is read by it, so that no answer is wrong; yet `verify` finds it."""
     update = array_of(damaged, round_=4, client="b")

@@ -212,7 +212,7 @@ def backdoor_test(
 ) -> Examples:
     """Return the images that measure the attack, all with the target label.
 
-    The success rate is the accuracy on these images. None of them truly belongs to the
+    The attack success is the accuracy on these images. None of them belongs to the
     target class. `pixel`: the test images with the whole pattern. `edge-case`: pictures
     that are in nobody's poison. `label-flip`: the test images of the source class.
     `none`: no images.

@@ -1,0 +1,1 @@
+"""`fastfedul ledger`: a file for each group of its verbs."""

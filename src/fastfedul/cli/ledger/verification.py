@@ -1,0 +1,98 @@
+"""`fastfedul ledger verify`: every byte against its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import typer
+from rich.markup import escape
+
+from fastfedul.cli.options import LedgerPath
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_json,
+    progress_bar,
+    show_bytes,
+    show_name,
+)
+from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.forgetting.folder import require_newest, run_model_problem
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.verify import Verification, verify
+
+_NAMED = 3
+"""How many names of foreign files are shown; --json has all."""
+
+
+def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
+    """Compare every byte with its digest.
+
+    If the ledger is damaged, the exit code is 1 and the output names the place.
+    """
+    sums_only = False
+    try:
+        with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
+            found = verify(ledger, progress)
+            beside = _problems_beside(ledger)
+            found = replace(found, problems=(*found.problems, *beside))
+            sums_only = not found.problems and ledger.settings.history == "sums"
+    except LedgerDamagedError as error:
+        # An index so damaged that it cannot even be opened.
+        found = Verification((str(error),), 0, 0, 0, 0, "")
+    if json:
+        print_json(
+            {
+                "ok": not found.problems,
+                "problems": list(found.problems),
+                "rounds": found.num_rounds,
+                "files": found.num_files,
+                "bytes": found.num_bytes,
+                "strays": found.num_strays,
+                "foreign": list(found.foreign),
+                "chain": found.chain,
+                "chain_covers_updates": not sums_only,
+            }
+        )
+    elif not found.problems:
+        out().print(
+            f"intact: {found.num_rounds} rounds, {found.num_files} files, "
+            f"{show_bytes(found.num_bytes)}; the chain ends in {found.chain}",
+            soft_wrap=True,
+        )
+        if sums_only:
+            out().print(
+                "it keeps sums: the chain covers who took part with which share, not "
+                "the updates",
+                soft_wrap=True,
+            )
+        if found.num_strays:
+            err().print(
+                f"{found.num_strays} files of an interrupted writer will be removed "
+                "by the next one"
+            )
+        if found.foreign:
+            names = ", ".join(show_name(name) for name in found.foreign[:_NAMED])
+            err().print(
+                f"not the ledger's, and left alone: {len(found.foreign)} in arrays/, "
+                f"such as {names}",
+                markup=False,
+                soft_wrap=True,
+            )
+    for problem in found.problems if not json else ():
+        err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
+    """Yield the problems of the files beside a ledger."""
+    try:
+        require_newest(ledger)
+        problem = run_model_problem(ledger)
+        if problem is not None:
+            yield f"{problem}; fastfedul request apply writes it again"
+    except LedgerError as error:
+        yield str(error)
