@@ -5,8 +5,8 @@ How bytes lie on the disk is in `store/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -75,6 +75,9 @@ from fastfedul.records import (
     UpdateEntry,
     VectorRef,
 )
+
+_ATTEMPTS = 100
+"""How often a reader may be late for the file of the current model."""
 
 
 class LedgerReader:
@@ -207,13 +210,34 @@ class LedgerReader:
     @property
     def final(self) -> Model:
         """The model now."""
-        with self.index.reading():
+        with self.snapshot():
             head = self.head
             return self._model(head.file, head.model, "the current model")
 
-    def snapshot(self) -> AbstractContextManager[None]:
-        """Hold one consistent view for the time of a `with` block."""
-        return self.index.reading()
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Hold one consistent view for the time of a `with` block.
+
+        The writer does not wait for the block. The view has the current model also
+        after the writer has removed its file. If an erasure, a compaction or a budget
+        has removed another file of the view, reading that file raises a `LedgerError`.
+        """
+        if self.index.is_viewed():
+            yield
+            return
+        with ExitStack() as stack:
+            for last in (*(False,) * _ATTEMPTS, True):
+                stack.enter_context(self.index.reading())
+                try:
+                    model = self.files.holding(self.head.file, "the current model")
+                    stack.enter_context(model)
+                    break
+                except LedgerDamagedError:
+                    # A commit may have removed the file before it was opened.
+                    if last or self.index.is_current():
+                        raise
+                    stack.close()
+            yield
 
     def clients(self) -> Mapping[ClientId, ClientEntry]:
         """Return every client ever seen."""
