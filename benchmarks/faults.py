@@ -38,8 +38,8 @@ from benchmarks.fault_sweep import Sweep, sweep
 from benchmarks.fault_writer import SHOWN
 from benchmarks.measuring import machine, progress, work_folder, write_result
 
-BATCH = 500
-"""Faults after which a result is kept."""
+BATCH = 100
+"""Faults after which a result is kept; an interrupted run loses at most these."""
 
 EVERY = 10**6
 """A fault at every call: more than there are."""
@@ -140,6 +140,8 @@ def main() -> None:
     """Run the parts and print what came out."""
     arguments = parse_arguments()
     wanted = FULL if arguments.full else QUICK if arguments.quick else dict(USUAL)
+    if arguments.only:
+        wanted = {name: n for name, n in wanted.items() if name in arguments.only}
     missing = compiler() is None
     if missing:
         print("no C compiler: faults at system calls are left out", file=sys.stderr)
@@ -210,8 +212,8 @@ def run_part(
 def batches(count: int) -> Iterator[int]:
     """Yield sizes of batches; a fault at every call is one batch.
 
-    >>> list(batches(1_100))
-    [500, 500, 100]
+    >>> list(batches(250))
+    [100, 100, 50]
     """
     while count > 0:
         size = count if count == EVERY else min(count, BATCH)
@@ -237,6 +239,12 @@ def parse_arguments() -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a minute: a few of each")
     size.add_argument("--full", action="store_true", help="10,000 kills and flips")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(PARTS),
+        help="a part; may be repeated",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of everything")
     parser.add_argument("--work", type=Path, help="keep results here, and go on")
     return parser.parse_args()

@@ -8,6 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A law says what is true, not how fast: on a busy machine any example takes long.
+settings.register_profile("no deadline", settings.default, deadline=None)
+settings.load_profile("no deadline")
 
 pytest.register_assert_rewrite("tests.support")
 

@@ -108,8 +108,8 @@ def test_an_interrupted_run_goes_on_where_it_was(
     monkeypatch.setattr("benchmarks.faults.PARTS", {"flips": part})
     with progress() as display:
         with pytest.raises(KeyboardInterrupt):
-            run_part("flips", 1_200, 0, tmp_path, display)
-        counts, problems = run_part("flips", 1_200, 0, tmp_path, display)
-    assert (counts["faults"], problems) == (1_200, [])
-    assert made == [(500, 0), (500, 1_000), (500, 1_000), (200, 2_000)]
-    assert list(batches(1_200)) == [500, 500, 200]
+            run_part("flips", 240, 0, tmp_path, display)
+        counts, problems = run_part("flips", 240, 0, tmp_path, display)
+    assert (counts["faults"], problems) == (240, [])
+    assert made == [(100, 0), (100, 1_000), (100, 1_000), (40, 2_000)]
+    assert list(batches(240)) == [100, 100, 40]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
+import random
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +24,14 @@ from fastfedul import (
     LedgerReader,
     NoSkew,
     UnlearnRequest,
+    add_request,
     forget,
     params_at,
     verify,
 )
+from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.store.index import Index
+from fastfedul.records import VectorRef
 from tests.support.disk_ledgers import (
     answer,
     assert_one_line,
@@ -96,7 +105,7 @@ def test_readers_see_whole_rounds_while_another_process_writes(path: Path) -> No
 def test_verifying_does_not_keep_the_writer_waiting(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastfedul.ledger.store.index._TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("fastfedul.ledger.store.index.TIMEOUT_SECONDS", 0.1)
     with DiskLedger(path) as writer, LedgerReader(path) as reader:
 
         def work(done: int, _total: int) -> None:
@@ -107,6 +116,111 @@ def test_verifying_does_not_keep_the_writer_waiting(
         assert verify(reader, work).problems == ()
         assert writer.num_rounds == 4
         assert verify(reader).problems == ()
+
+
+PROMPT_SECONDS = 20
+"""A busy machine needs seconds for an append; a lock would be held for minutes."""
+
+
+@contextlib.contextmanager
+def stopped(program: str, path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A reader that a signal has stopped; it goes on when the block ends."""
+    with process(program, path) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"ready\n"
+        os.kill(reader.pid, signal.SIGSTOP)
+        yield reader
+
+
+def answer_of(reader: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What a stopped reader finds once it goes on."""
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    os.kill(reader.pid, signal.SIGCONT)
+    reader.stdin.write(b"go on\n")
+    reader.stdin.flush()
+    found: dict[str, Any] = json.loads(reader.stdout.readline())
+    return found
+
+
+def test_a_stopped_reader_keeps_no_append_waiting_and_keeps_its_view(
+    path: Path,
+) -> None:
+    with LedgerReader(path) as before:
+        model = before.final.params.flat.tobytes().hex()
+    with stopped("read-on", path) as reader, DiskLedger(path) as ledger:
+        began = time.monotonic()
+        for index in (3, 4):
+            ledger.append(round_of(index))
+        add_request(path, "c")
+        assert time.monotonic() - began < PROMPT_SECONDS
+        assert answer_of(reader) == {
+            "same": True,
+            "num_rounds": 3,
+            "model": model,
+            "error": "",
+        }
+        assert verify(ledger).problems == ()
+
+
+def test_a_stopped_reader_keeps_no_erasure_waiting_and_is_told(path: Path) -> None:
+    with LedgerReader(path) as before:
+        own = vector(before, VectorRef(0, "b")).tobytes()
+    with stopped("read-on", path) as reader, DiskLedger(path) as ledger:
+        began = time.monotonic()
+        forget(ledger, ["b"], erase=True)
+        assert time.monotonic() - began < PROMPT_SECONDS
+        files = [file for file in path.rglob("*") if file.is_file()]
+        assert not [file for file in files if own in file.read_bytes()]
+        found = answer_of(reader)
+    assert found["same"]
+    assert "LedgerError" in found["error"]
+    assert "was changed while it was being read" in found["error"]
+
+
+def test_a_reader_stopped_at_any_instant_keeps_no_change_waiting(path: Path) -> None:
+    rng = random.Random(2)
+    with DiskLedger(path) as ledger, process("read-again", path) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"ready\n"
+        for part in range(20):
+            time.sleep(rng.uniform(0, 0.01))
+            os.kill(reader.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            ledger.set_budget(10**9 + part)
+            assert time.monotonic() - began < PROMPT_SECONDS
+            os.kill(reader.pid, signal.SIGCONT)
+        assert reader.poll() is None
+        assert verify(ledger).problems == ()
+
+
+def test_a_reader_rolls_back_a_commit_that_was_interrupted(path: Path) -> None:
+    """The journal of a commit comes back, and a page of the index is torn."""
+    journal = path / "index.sqlite-journal"
+    with DiskLedger(path) as ledger:
+        whole = (path / "index.sqlite").read_bytes()
+        kept: list[bytes] = []
+        execute = Index._execute
+
+        def keep(self: Index, sql: str, arguments: Any = ()) -> Any:
+            if sql == "COMMIT":
+                os.link(journal, path / "journal")
+            return execute(self, sql, arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Index, "_execute", keep)
+            ledger.append(round_of(3))
+        kept.append((path / "journal").read_bytes())
+        after = (path / "index.sqlite").read_bytes()
+    (path / "journal").rename(journal)
+    torn = bytearray(after)
+    torn[len(torn) // 2 :] = whole[len(torn) // 2 :]
+    (path / "index.sqlite").write_bytes(torn)
+    assert kept[0][8:12] != bytes(4)
+    with LedgerReader(path) as reader:
+        assert reader.num_rounds == 3
+    assert not journal.exists()
+    assert (path / "index.sqlite").read_bytes() == whole
 
 
 def test_a_commit_while_a_reader_opens_is_not_taken_for_damage(

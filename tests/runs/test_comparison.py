@@ -140,7 +140,7 @@ def test_comparing_leaves_the_run_as_it_was_and_retrains_once(
 def test_a_request_is_not_kept_waiting_and_a_change_is_noticed(
     run: Path, found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastfedul.ledger.store.index._TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("fastfedul.ledger.store.index.TIMEOUT_SECONDS", 0.1)
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     asked: list[object] = []

@@ -92,6 +92,33 @@ def hold(path: Path) -> None:
         sys.stdin.read()
 
 
+def read_on(path: Path) -> None:
+    """Hold a snapshot, say so, and answer when a line comes in."""
+    with LedgerReader(path) as reader, reader.snapshot():
+        num_rounds = reader.num_rounds
+        print("ready", flush=True)
+        sys.stdin.readline()
+        model = reader.final.params.flat.tobytes().hex()
+        kind, message = error_of(lambda: answer(reader, "b"))
+        report = {
+            "same": reader.num_rounds == num_rounds == len(reader.rounds()),
+            "num_rounds": num_rounds,
+            "model": model,
+            "error": f"{kind}: {message}" if kind else "",
+        }
+        print(json.dumps(report), flush=True)
+
+
+def read_again_and_again(path: Path) -> None:
+    """Read in small views without end."""
+    with LedgerReader(path) as reader:
+        print("ready", flush=True)
+        while True:
+            with reader.snapshot():
+                if reader.num_rounds != len(reader.rounds()):
+                    raise AssertionError("a view of two moments")
+
+
 def append_rounds(path: Path, num_rounds: str) -> None:
     with DiskLedger(path) as ledger:
         for index in range(ledger.num_rounds, int(num_rounds)):
@@ -318,6 +345,8 @@ def run_traced(folder: Path, kind: History) -> None:
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "hold": hold,
+    "read-on": read_on,
+    "read-again": read_again_and_again,
     "append": append_rounds,
     "die-before-commit": die_before_commit,
     "erase": erase_a_client,

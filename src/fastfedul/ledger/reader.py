@@ -5,8 +5,8 @@ How bytes lie on the disk is in `store/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -80,6 +80,9 @@ from fastfedul.records import (
     UpdateEntry,
     VectorRef,
 )
+
+_ATTEMPTS = 100
+"""How often a reader may be late for the file of the current model."""
 
 
 class LedgerReader:
@@ -215,7 +218,7 @@ class LedgerReader:
     @property
     def final(self) -> Model:
         """The model now."""
-        with self.index.reading():
+        with self.snapshot():
             head = self.head
             model = self._model(head.file, head.model, "the current model")
             if self._settings.optimizer is None or head.num_rounds == 0:
@@ -225,9 +228,41 @@ class LedgerReader:
                 raise self._lost("states")
             return replace(model, server=now[head.num_rounds])
 
-    def snapshot(self) -> AbstractContextManager[None]:
-        """Hold one consistent view for the time of a `with` block."""
-        return self.index.reading()
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Hold one consistent view for the time of a `with` block.
+
+        The writer does not wait for the block. The view has the current model and the
+        server's state also after the writer has removed their files. If an erasure, a
+        compaction or a budget has removed another file of the view, reading that file
+        raises a `LedgerError`.
+        """
+        if self.index.is_viewed():
+            yield
+            return
+        with ExitStack() as stack:
+            for last in (*(False,) * _ATTEMPTS, True):
+                stack.enter_context(self.index.reading())
+                try:
+                    for file, place in self._current_files().items():
+                        stack.enter_context(self.files.holding(file, place))
+                    break
+                except LedgerDamagedError:
+                    # A commit may have removed the file before it was opened.
+                    if last or self.index.is_current():
+                        raise
+                    stack.close()
+            yield
+
+    def _current_files(self) -> dict[int, str]:
+        """Return the files that the next round removes, and the name of their content."""
+        head = self.head
+        found = {head.file: "the current model"}
+        if self._settings.optimizer is not None:
+            for row in self._all(StateRow):
+                if row.round == head.num_rounds:
+                    found.setdefault(row.file, state_place(row))
+        return found
 
     def clients(self) -> Mapping[ClientId, ClientEntry]:
         """Return every client ever seen."""

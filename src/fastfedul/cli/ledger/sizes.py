@@ -24,7 +24,6 @@ from fastfedul.ledger.estimate import (
     estimate,
 )
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
-from fastfedul.runs.config import parse_bytes
 
 
 def estimate_ledger(
@@ -109,6 +108,9 @@ def _compare_policies(
     title: str, federation: FederationSize, budget: str, *, json: bool
 ) -> None:
     """Show the result of each policy within a budget, each with its best dtype."""
+    # Imported here, because pydantic takes longer to import than `info` takes to run.
+    from fastfedul.runs.config import parse_bytes
+
     best: dict[str, Option] = {}
     for option in options_within(federation, parse_bytes(budget)):
         policy, _, count = option.keep.partition(":")

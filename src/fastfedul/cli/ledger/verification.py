@@ -19,7 +19,6 @@ from fastfedul.cli.output import (
     show_name,
 )
 from fastfedul.errors import LedgerDamagedError, LedgerError
-from fastfedul.forgetting.folder import require_newest, run_model_problem
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.verify import Verification, verify
 
@@ -89,6 +88,9 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
 
 def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
     """Yield the problems of the files beside a ledger."""
+    # Imported here, because certificates need pydantic, which is slow to import.
+    from fastfedul.forgetting.folder import require_newest, run_model_problem
+
     try:
         require_newest(ledger)
         problem = run_model_problem(ledger)

@@ -124,6 +124,7 @@ class ArrayFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._held: dict[int, ArrayFile] = {}
 
     @property
     def address(self) -> str:
@@ -155,11 +156,25 @@ class ArrayFiles:
     @contextlib.contextmanager
     def opened(self, number: int, place: object) -> Iterator[ArrayFile]:
         """Open an array file for the time of a `with` block."""
+        held = self._held.get(number)
+        if held is not None:
+            yield held
+            return
         file = self.open(number, place)
         try:
             yield file
         finally:
             file.close()
+
+    @contextlib.contextmanager
+    def holding(self, number: int, place: object) -> Iterator[None]:
+        """Keep an array file open, so that it can be read after it was removed."""
+        with self.opened(number, place) as file:
+            self._held[number] = file
+            try:
+                yield
+            finally:
+                del self._held[number]
 
     def opened_whole(
         self, number: int, num_bytes: int, place: object

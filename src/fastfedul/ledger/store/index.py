@@ -2,6 +2,7 @@
 
 Rollback journal and synchronous=EXTRA: when a commit returns, it survives power loss,
 and once it has returned there is no side file in which a flipped byte could undo it.
+Who only reads does so in a copy, so that no reader keeps the writer waiting.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from typing import Any, TypeVar
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.files import open_private
 from fastfedul.ledger.store.index_errors import sqlite_errors
+from fastfedul.ledger.store.index_image import (
+    TIMEOUT_SECONDS,
+    Image,
+    read_image,
+    uri_of,
+)
 from fastfedul.ledger.store.schema import (
     COUNTED,
     NAMES_AGAIN,
@@ -35,8 +42,6 @@ from fastfedul.ledger.store.schema import (
     values_of,
 )
 
-_TIMEOUT_SECONDS = 600  # A commit waits for readers to finish, and they for it.
-
 _KEYS_AT_ONCE = 500
 
 _CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
@@ -50,31 +55,31 @@ class Index:
 
     def __init__(self, path: Path, *, write: bool, create: bool = False) -> None:
         self.path = path
-        # Readers open for writing too: only so can SQLite roll back what a killed
-        # writer left behind. It falls back to reading where writing is not allowed.
-        mode = "rwc" if create else "rw"
-        quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f")
-        quoted = quoted.replace("#", "%23")
+        self._image: Image | None = None
+        self.counts: dict[str, int] = {}
+        if not write:
+            self._image = read_image(path)
+            self._connection = self._image.connection
+            return
         try:
             if create:
                 # SQLite would let everybody read it, and its journal like it.
                 os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
             self._connection = sqlite3.connect(
-                f"file:{quoted}?mode={mode}",
+                uri_of(path, f"mode={'rwc' if create else 'rw'}"),
                 uri=True,
                 isolation_level=None,
-                timeout=_TIMEOUT_SECONDS,
+                timeout=TIMEOUT_SECONDS,
                 check_same_thread=False,
             )
             with sqlite_errors(self.path):
                 # Deleted rows are overwritten, not only unlinked.
                 self._connection.execute("PRAGMA secure_delete=ON")
                 self._connection.execute("PRAGMA synchronous=EXTRA")
-                if not write:
-                    self._connection.execute("PRAGMA query_only=ON")
+                # Readers rely on it that only a commit writes to the file.
+                self._connection.execute("PRAGMA cache_spill=OFF")
         except sqlite3.OperationalError as error:
             raise LedgerError(f"cannot open {path}: {error}") from None
-        self.counts: dict[str, int] = {}
 
     def close(self) -> None:
         """Close the file."""
@@ -93,24 +98,50 @@ class Index:
 
         Errors of the block itself pass through: only those of SQLite become a
         ledger's.
+
+        Raises:
+            LedgerError: If the block finds damage in a view that is no longer the
+                ledger's: a change has removed files that the view refers to.
         """
-        if self._in_transaction():
-            yield
-            return
+        outer = not self.is_viewed()
         try:
-            self._execute("BEGIN")
+            if outer:
+                self._refresh()
+                self._execute("BEGIN")
             yield
+        except LedgerDamagedError:
+            if self.is_current():
+                raise
+            raise LedgerError(
+                f"{self.path.parent} was changed while it was being read, and files of "
+                "its earlier state are gone; read it again"
+            ) from None
         finally:
-            self._roll_back()
+            if outer:
+                self._roll_back()
+
+    def is_current(self) -> bool:
+        """Return whether a view that begins now would be the same as the last one."""
+        return self._image is None or self._image.is_current(self.path)
+
+    def _refresh(self) -> None:
+        """Take a new copy of the index if there was a commit since the last one."""
+        if not self.is_current():
+            self._image = read_image(self.path)
+            self._connection.close()
+            self._connection = self._image.connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Commit everything or, on any error, nothing."""
-        if self._in_transaction():
+        if self.is_viewed():
             raise LedgerError("a ledger cannot be changed inside its snapshot")
         try:
             self._execute("BEGIN IMMEDIATE")
             yield
+            # Readers see by it that there was a commit.
+            commits = int(self._fetch("PRAGMA user_version")[0][0])
+            self._execute(f"PRAGMA user_version={(commits + 1) % 2**31}")
             self._execute("COMMIT")
         except BaseException:
             self._roll_back()
@@ -296,8 +327,9 @@ class Index:
     def check_size(self) -> None:
         """Raise if the file was cut: SQLite itself reads on where it is not."""
         # Asking SQLite first locks the file, so that no commit can change its size.
-        expected = self.num_bytes()
-        if self.path.stat().st_size != expected:
+        expected, image = self.num_bytes(), self._image
+        found = self.path.stat().st_size if image is None else image.file_bytes
+        if found != expected:
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
@@ -346,7 +378,8 @@ class Index:
         with sqlite_errors(self.path):
             return self._connection.execute(sql, arguments).fetchall()
 
-    def _in_transaction(self) -> bool:
+    def is_viewed(self) -> bool:
+        """Return whether a view is held, or a change goes on."""
         with sqlite_errors(self.path):
             return self._connection.in_transaction
 
