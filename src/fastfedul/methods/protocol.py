@@ -334,7 +334,7 @@ def first_model(request: UnlearnRequest, name: str) -> Model:
             f"{name} begins with the first model, which the ledger gave up when it "
             f"erased {erased[0]!r:.80}; use another method, or pass a federation"
         )
-    return federation.trainer.initial(federation.seed)
+    return federation.clients.workers.initial(federation.seed)
 
 
 def federation_of(request: UnlearnRequest, method: Method) -> Federation:
