@@ -16,9 +16,7 @@ import stat
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import TYPE_CHECKING, Literal
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.files import open_private, sync_folder
@@ -34,21 +32,6 @@ ANCHOR_VARIABLE = "FASTFEDUL_ANCHOR"
 
 _SECONDS = 60
 """A program that takes longer has failed."""
-
-_Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-_Count = Annotated[int, Field(ge=0)]
-
-
-class _Line(BaseModel):
-    """A line of an anchor, from outside."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    ledger: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    rounds: _Count
-    chain: _Hex
-    entries: _Count
-    log: _Hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +175,13 @@ class Anchor:
                 return None
             except (OSError, ValueError) as error:
                 raise _unusable(self.path, error) from None
-        found = None
         for line in reversed(lines):
             if ledger_id not in line:
                 continue
-            try:
-                found = _Line.model_validate_json(line)
-            except ValidationError:
-                continue  # Torn by a crash: its change was the last before the crash.
-            if found.ledger == ledger_id:
-                return Position(**found.model_dump())
+            # A line that cannot be read was torn by a crash.
+            found = _read(line)
+            if found is not None and found.ledger == ledger_id:
+                return found
         return None
 
     def _run(self, arguments: list[str], line: str) -> str:
@@ -248,6 +228,20 @@ def _problem(index: Index, told: Position) -> str | None:
         if chain != told.chain:
             return f"its round {told.rounds - 1} is another"
     return None
+
+
+def _read(line: str) -> Position | None:
+    """Return the position that a line tells; None if it tells none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kinds = {"ledger": str, "rounds": int, "chain": str, "entries": int, "log": str}
+    if not isinstance(found, dict) or found.keys() != kinds.keys():
+        return None
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        return None
+    return Position(**found)
 
 
 def _unusable(path: Path, error: Exception) -> LedgerError:
