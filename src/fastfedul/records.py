@@ -168,7 +168,6 @@ class RoundEntry:
     Attributes:
         index: Number of the round.
         num_updates: Participants that are still in the ledger.
-        removed_share: Share of the erased clients among the original participants.
         use: As in `Round`.
         step_norm: Euclidean norm of the step; NaN if the ledger does not know it.
         previous_product: Inner product of the step with the step before; 0 at first.
@@ -180,7 +179,6 @@ class RoundEntry:
 
     index: int
     num_updates: int
-    removed_share: float
     use: KeepUse
     step_norm: float
     previous_product: float
@@ -196,7 +194,7 @@ class UpdateEntry:
     Attributes:
         round: Number of the round.
         client: Name of the client.
-        share: Share among the original participants, erased ones included.
+        share: Share among the participants that the ledger has; they sum to 1.
         keep_probability: Probability with which the ledger keeps the update.
         kept: Whether the update is stored.
         entered: Whether the update went into the model.

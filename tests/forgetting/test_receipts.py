@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfedul import DiskLedger, InvalidInputError, LedgerReader, Model, forget
-from fastfedul.forgetting.envelopes import Envelope
-from fastfedul.forgetting.merkle_tree import (
-    Place,
-    Proof,
-    is_included,
-    prove,
-    root_of,
+from fastfedul import (
+    DiskLedger,
+    InvalidInputError,
+    LedgerDamagedError,
+    LedgerReader,
+    Model,
+    forget,
+    verify,
 )
+from fastfedul.forgetting.envelopes import Envelope
 from fastfedul.forgetting.receipts import (
     make_receipt,
+    other_rounds,
     parse_receipt,
-    tag_of,
     wrong_rounds,
 )
+from fastfedul.ledger.merkle_tree import Place, Proof, is_included, prove, root_of
+from fastfedul.ledger.roots import tag_of
+from fastfedul.ledger.store.schema import digest_of
 from tests.support.audited import START, change, key_of, places_of, round_of
 from tests.support.commands import one_line, run, run_json
 
@@ -128,6 +134,57 @@ def test_a_receipt_says_and_proves_each_round(path: Path) -> None:
         assert now.root != before.root
 
 
+def test_a_receipt_is_made_from_the_stored_roots_and_checks_against_them(
+    path: Path, tmp_path: Path
+) -> None:
+    with DiskLedger(path) as ledger:
+        old = [make_receipt(ledger, name, KEY) for name in CLIENTS]
+        stored = [ledger.root_of(index).hex() for index in range(4)]
+        assert [one.root for one in old[0].said.rounds] == stored
+        assert old[0].said.root_chain == ledger.root_chain.hex()
+        assert other_rounds(old[0], ledger) == ()
+        forget(ledger, [CLIENTS[0]])
+        assert verify(ledger).problems == ()
+        new = [make_receipt(ledger, name, KEY) for name in CLIENTS]
+        for receipt in new:
+            assert wrong_rounds(receipt) == ()
+            assert other_rounds(receipt, ledger) == ()
+        # Round 0 had no erased client, so its root is the same for good.
+        for receipt in old:
+            assert other_rounds(receipt, ledger) == (1, 2, 3)
+    assert [receipt.included for receipt in new] == [
+        (),
+        *(receipt.included for receipt in old[1:]),
+    ]
+    with DiskLedger.create(tmp_path / "other", Model(START)) as other:
+        with pytest.raises(InvalidInputError, match="the receipt is of ledger"):
+            other_rounds(new[0], other)
+        other.append(round_of(0, CLIENTS))
+        longer = make_receipt(other, CLIENTS[0], KEY)
+    shutil.rmtree(tmp_path / "other")
+    said = longer.said.model_copy(update={"ledger": new[0].said.ledger})
+    rounds = said.rounds * 5
+    longer = replace(longer, said=said.model_copy(update={"rounds": rounds}))
+    with (
+        LedgerReader(path) as reader,
+        pytest.raises(InvalidInputError, match="it is an older copy"),
+    ):
+        other_rounds(longer, reader)
+
+
+def test_a_root_that_was_rewritten_gives_no_receipt(path: Path) -> None:
+    index = sqlite3.connect(path / "index.sqlite", isolation_level=None)
+    index.execute("UPDATE rounds SET root = zeroblob(32) WHERE round = 2")
+    [row] = index.execute("SELECT * FROM rounds WHERE round = 2").fetchall()
+    digest = digest_of("rounds", *row[:-1])
+    index.execute("UPDATE rounds SET digest = ? WHERE round = 2", (digest,))
+    index.close()
+    with LedgerReader(path) as ledger:
+        with pytest.raises(LedgerDamagedError, match="round 2: the root"):
+            make_receipt(ledger, CLIENTS[0], KEY)
+        assert any("round 2: the root" in text for text in verify(ledger).problems)
+
+
 def test_a_receipt_names_nobody_else_and_tags_say_nothing_across_rounds(
     path: Path,
 ) -> None:
@@ -154,7 +211,7 @@ def test_no_changed_receipt_proves_anything(path: Path) -> None:
     with LedgerReader(path) as ledger:
         receipt = make_receipt(ledger, CLIENTS[0], KEY)
     statement: Any = json.loads(receipt.envelope.payload)
-    kept = {"made", "client", "chain", "federation"}
+    kept = {"made", "client", "chain", "root_chain", "federation"}
     for place in places_of(statement):
         if kept & set(place):
             continue
@@ -199,6 +256,11 @@ def test_the_commands_make_and_check_it(
     found = run_json("receipt", "check", file, "--public-key", public)
     assert (found["ok"], found["included"]) == (True, [1, 2, 3])
     assert "1, 2, 3" in run("receipt", "check", file, "--public-key", public).stdout
+    checked = ("receipt", "check", file, "--public-key", public, "--ledger", path)
+    assert run_json(*checked)["other_roots"] == []
+    run("forget", path, CLIENTS[1])
+    bad = run(*checked, code=1)
+    assert "the ledger has another root for round 0" in bad.stderr
     envelope = parse_receipt(file.read_text()).envelope
     false = envelope.payload.replace(b'"included":true', b'"included":false')
     file.write_text(Envelope(false, envelope.signatures).to_text())

@@ -76,7 +76,12 @@ def kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def _let_moto_sign_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sign a digest as it is, as AWS does: moto 5.2.5 hashes it once more."""
+    """Let moto sign a digest as it is, as AWS does.
+
+    There is no way without this patch: securesystemslib always sends a digest, and
+    moto 5.2.5 says of `MessageType` that DIGEST is not yet implemented. It hashes the
+    digest once more, so the signature would not fit.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
     from moto.kms import utils

@@ -22,10 +22,10 @@ def test_every_ledger_has_an_id_that_stays(tmp_path: Path) -> None:
             ids.add(ledger.ledger_id)
             assert len(bytes.fromhex(ledger.ledger_id)) == 16
             assert ledger.settings.federation is None
-            kept = ledger.ledger_id, ledger.receipt_secret, ledger.chain
+            kept = ledger.ledger_id, ledger.roots.secret_of("a"), ledger.chain
         shutil.copytree(tmp_path / name, tmp_path / f"copy of {name}")
         with LedgerReader(tmp_path / f"copy of {name}") as copy:
-            assert (copy.ledger_id, copy.receipt_secret, copy.chain) == kept
+            assert (copy.ledger_id, copy.roots.secret_of("a"), copy.chain) == kept
     assert len(ids) == 2
 
 

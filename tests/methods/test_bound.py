@@ -72,7 +72,6 @@ def test_the_lipschitz_constant_is_the_largest_relative_change_of_the_step() -> 
         RoundEntry(
             index,
             1,
-            0.0,
             "store",
             float(np.linalg.norm(step)),
             float(step @ steps[index - 1]) if index else 0.0,

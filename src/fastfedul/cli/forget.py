@@ -263,7 +263,7 @@ def _show(facts: dict[str, Any]) -> None:
         rows.append(("read", taken))
     rows.append(("model", facts["model"] or "not written"))
     if facts["certificate"]:
-        note = "" if facts["signed"] else f" ({UNSIGNED})"
+        note = " (signed)" if facts["signed"] else f" ({UNSIGNED})"
         rows.append(("certificate", facts["certificate"] + note))
     verb = "Forgot" if facts["coverage"] is not None else "Erased"
     verb = "Would forget" if facts["dry_run"] else verb

@@ -17,12 +17,13 @@ from fastfedul.cli.output import (
     print_json,
     show_name,
 )
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.forgetting.certificates import read_text
 from fastfedul.forgetting.checking import check_signature
 from fastfedul.forgetting.receipts import (
     Receipt,
     make_receipt,
+    other_rounds,
     parse_receipt,
     wrong_rounds,
 )
@@ -70,20 +71,29 @@ def check(
         Path, typer.Argument(help="File of the receipt.", metavar="RECEIPT")
     ],
     public_key: SignersKey = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Compare with the roots of this ledger.", metavar="RUN"),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check the proofs and the signature of a receipt.
 
-    Exit codes: 0 a key that you trust signed and every proof holds; 1 a proof or the
-    signature fails; 2 no receipt or key is there; 3 not authenticated: every proof
-    holds, but no key that you trust signed.
+    With --ledger, the command also compares the receipt with the roots that the ledger
+    stored round by round. An erasure of another client after the receipt was made
+    changes the roots of that client's rounds; ask for a new receipt then.
+
+    Exit codes: 0 a key that you trust signed and every proof holds; 1 a proof, a root
+    or the signature fails; 2 no receipt, key or ledger is there; 3 not authenticated:
+    every proof holds, but no key that you trust signed.
 
     Example: `fastfedul receipt check client-3.json --public-key signer.pub`
     """
     try:
         found = parse_receipt(read_text(receipt))
         keys = believed_keys(public_key)
-    except InvalidInputError as error:
+        others = _other_rounds(found, ledger)
+    except (InvalidInputError, LedgerError) as error:
         print_error(str(error), only_json=json)
         raise typer.Exit(2) from None
     signature, signer = check_signature(found.envelope, keys)
@@ -91,23 +101,36 @@ def check(
     if json:
         facts = {
             **_facts(found),
-            "ok": signer is not None and not wrong,
+            "ok": signer is not None and not wrong and not others,
             "authenticated": signer is not None,
             "wrong_rounds": list(wrong),
+            "other_roots": None if ledger is None else list(others),
             "fingerprint": signer,
         }
         print_json(facts)
     else:
         by = signer or "nobody whom you trust"
         print_facts("Receipt", [*_rows(found), ("signed by", by)])
-    if wrong or signature.verdict == "fails":
-        why = f"the proof of round {wrong[0]} fails" if wrong else signature.text
+    if wrong or others or signature.verdict == "fails":
+        why = signature.text
+        if others:
+            why = f"the ledger has another root for round {others[0]}"
+        if wrong:
+            why = f"the proof of round {wrong[0]} fails"
         err().print(f"does not hold: {why}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if signer is None:
         text = f"not authenticated: {signature.text}"
         err().print(text, markup=False, soft_wrap=True)
         raise typer.Exit(NOT_AUTHENTICATED)
+
+
+def _other_rounds(receipt: Receipt, ledger: Path | None) -> tuple[int, ...]:
+    """Return the rounds for which a ledger has another root, if there is a ledger."""
+    if ledger is None:
+        return ()
+    with LedgerReader(ledger) as opened:
+        return other_rounds(receipt, opened)
 
 
 def _facts(receipt: Receipt) -> dict[str, Any]:

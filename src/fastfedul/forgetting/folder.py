@@ -17,6 +17,7 @@ from fastfedul.forgetting.certificates import (
     write_certificates,
 )
 from fastfedul.forgetting.signing import SigningKey
+from fastfedul.ledger.anchor import require_anchored
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.model_files import holds_model, read_note, write_model
 
@@ -75,7 +76,7 @@ def run_model_problem(ledger: LedgerReader) -> str | None:
 
 
 def require_newest(ledger: LedgerReader, certificates: Path | None = None) -> None:
-    """Raise if a certificate beside the ledger tells of a log that it does not have.
+    """Raise if a certificate or the operator's anchor knows more than the ledger.
 
     Then somebody has restored an older copy of the ledger, and clients that were
     forgotten are back. Certificates of other ledgers do not count.
@@ -85,8 +86,10 @@ def require_newest(ledger: LedgerReader, certificates: Path | None = None) -> No
         certificates: Folder of the certificates; None for the usual folder.
 
     Raises:
-        LedgerDamagedError: If a certificate has an entry that the log lacks.
+        LedgerDamagedError: If a certificate has an entry that the log lacks, or the
+            anchor a change that the ledger lacks.
     """
+    require_anchored(ledger)
     folder = certificates_folder(ledger.path) if certificates is None else certificates
     digests = [entry.digest for entry in ledger.log()]
     for path in sorted(folder.glob("*.json")):

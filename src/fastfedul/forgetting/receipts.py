@@ -7,7 +7,6 @@ proof shows tell nothing about other clients.
 
 from __future__ import annotations
 
-import hmac
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,16 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from fastfedul import strict_json
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.forgetting.envelopes import Envelope, parse_envelope
 from fastfedul.forgetting.json_objects import JsonObject
-from fastfedul.forgetting.merkle_tree import (
-    Place,
-    Proof,
-    is_included,
-    prove,
-    root_of,
-)
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.forgetting.statements import (
     STATEMENT_TYPE,
@@ -33,8 +25,10 @@ from fastfedul.forgetting.statements import (
     Unsigned,
 )
 from fastfedul.ledger.checks import check_name
+from fastfedul.ledger.merkle_tree import Place, Proof, is_included, prove, root_of
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.roots import Roots, tag_of
 from fastfedul.records import ClientId
 
 PREDICATE_TYPE = "urn:fastfedul:participation:v1"
@@ -66,6 +60,7 @@ class Participation(JsonObject):
     client: str
     secret: Hex
     chain: Hex
+    root_chain: Hex
     rounds: list[RoundFacts]
 
 
@@ -111,17 +106,6 @@ class Receipt:
         return tuple(one.round for one in self.said.rounds if one.included)
 
 
-def client_secret(ledger: LedgerReader, client: ClientId) -> bytes:
-    """Return the secret of a client's receipts, the same in all of them."""
-    return hmac.digest(ledger.receipt_secret, client.encode(), "sha256")
-
-
-def tag_of(secret: bytes, ledger_id: str, round_: int) -> bytes:
-    """Return the tag that stands for a client in a round's tree."""
-    text = f"fastfedul participation {ledger_id} {round_}"
-    return hmac.digest(secret, text.encode(), "sha256")
-
-
 def make_receipt(
     ledger: LedgerReader, client: ClientId, key: SigningKey | None
 ) -> Receipt:
@@ -131,13 +115,19 @@ def make_receipt(
         ledger: The ledger.
         client: Name of the client; the ledger need not know it.
         key: Signs the receipt; None for a receipt without a signature.
+
+    Raises:
+        LedgerDamagedError: If a round's root is not the root over its participants.
     """
     check_name(client)
+    roots = ledger.roots
     with ledger.snapshot():
-        own = client_secret(ledger, client)
-        made = [_round_facts(ledger, own, index) for index in range(ledger.num_rounds)]
+        made = [
+            _round_facts(ledger, roots, client, index)
+            for index in range(ledger.num_rounds)
+        ]
         identity = {"id": ledger.ledger_id, "federation": ledger.settings.federation}
-        chain = ledger.chain.hex()
+        chain, root_chain = ledger.chain.hex(), ledger.root_chain.hex()
     payload = {
         "_type": STATEMENT_TYPE,
         "subject": [
@@ -149,8 +139,9 @@ def make_receipt(
             "ledger": identity,
             "made": now(),
             "client": client,
-            "secret": own.hex(),
+            "secret": roots.secret_of(client).hex(),
             "chain": chain,
+            "root_chain": root_chain,
             "rounds": made,
         },
     }
@@ -189,17 +180,50 @@ def wrong_rounds(receipt: Receipt) -> tuple[int, ...]:
     return tuple(wrong)
 
 
-def _round_facts(ledger: LedgerReader, own: bytes, index: int) -> dict[str, Any]:
-    tags = sorted(
-        tag_of(client_secret(ledger, update.client), ledger.ledger_id, index)
-        for update in ledger.updates_in(index)
-    )
-    tag = tag_of(own, ledger.ledger_id, index)
+def other_rounds(receipt: Receipt, ledger: LedgerReader) -> tuple[int, ...]:
+    """Return the rounds for which the ledger has another root than the receipt.
+
+    An erasure gives the rounds of the erased client new roots.
+
+    Raises:
+        InvalidInputError: If the receipt is of another ledger, or of more rounds than
+            the ledger has.
+    """
+    said = receipt.said
+    with ledger.snapshot():
+        if said.ledger.id != ledger.ledger_id:
+            raise InvalidInputError(
+                f"the receipt is of ledger {said.ledger.id}, and {ledger.path} has the "
+                f"id {ledger.ledger_id}"
+            )
+        if len(said.rounds) > ledger.num_rounds:
+            raise InvalidInputError(
+                f"the receipt has {len(said.rounds)} rounds, and {ledger.path} has "
+                f"{ledger.num_rounds}: it is an older copy, so restore the newest"
+            )
+        return tuple(
+            one.round
+            for one in said.rounds
+            if bytes.fromhex(one.root) != ledger.root_of(one.round)
+        )
+
+
+def _round_facts(
+    ledger: LedgerReader, roots: Roots, client: ClientId, index: int
+) -> dict[str, Any]:
+    tags = roots.tags(index, [update.client for update in ledger.updates_in(index)])
+    root = root_of(tags)
+    if root != ledger.root_of(index):
+        raise LedgerDamagedError(
+            f"round {index}: the root over its participants is another; run "
+            "`fastfedul ledger verify`, and restore the ledger from a backup"
+        )
+    tag = tag_of(roots.secret_of(client), ledger.ledger_id, index)
     proof = prove(tags, tag)
     return {
         "round": index,
         "included": tag in tags,
-        "root": root_of(tags).hex(),
+        "root": root.hex(),
         "size": proof.size,
         "places": [
             {

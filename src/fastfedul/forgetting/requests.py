@@ -17,6 +17,7 @@ from fastfedul.errors import (
     UnlearnRefusedError,
 )
 from fastfedul.federation.clients import Federation
+from fastfedul.forgetting.folder import require_newest
 from fastfedul.forgetting.service import (
     Accept,
     Forgetting,
@@ -29,6 +30,7 @@ from fastfedul.forgetting.service import (
 from fastfedul.ledger.changes import requests as rows
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.limits import require_number, require_path, require_type
 from fastfedul.methods.protocol import Method, needs_help, require_usable
 from fastfedul.methods.registry import find_installed
@@ -91,6 +93,7 @@ def add_request(
         UnknownClientError: If the ledger has never seen the client.
         InvalidInputError: If the client is forgotten already, a request for it waits,
             or a request cannot ask for the method.
+        LedgerDamagedError: If the ledger is an older copy, see `require_newest`.
     """
     path = require_path(path)
     check_name(client)
@@ -105,6 +108,8 @@ def add_request(
             f"{method} needs the help of clients, which a request cannot count on; use "
             "a method that needs the ledger alone, as the default method"
         )
+    with LedgerReader(path) as ledger:
+        require_newest(ledger)
     return rows.add_request(path, client, reason, method, settings)
 
 

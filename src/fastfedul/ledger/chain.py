@@ -27,7 +27,6 @@ def genesis(
 
 def content_of(
     index: int,
-    removed_share: float,
     use: str,
     step: bytes | None,
     local: tuple[Value, ...],
@@ -37,7 +36,6 @@ def content_of(
 
     Args:
         index: Number of the round.
-        removed_share: Share of the clients that were erased from it.
         use: `store` or `aggregate`.
         step: Digest of the step's file; None if steps are not kept.
         local: Learning rate, momentum, batch size and epochs; None each if unknown.
@@ -45,7 +43,7 @@ def content_of(
             kept) of each participant, sorted by name.
     """
     flat: list[Value] = [part for update in updates for part in update]
-    return digest_of("round", index, removed_share, use, step, *local, *flat)
+    return digest_of("round", index, use, step, *local, *flat)
 
 
 def link(previous: bytes, content: bytes) -> bytes:

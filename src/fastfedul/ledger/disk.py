@@ -25,6 +25,7 @@ from fastfedul.errors import (
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.files import sync_folder
+from fastfedul.ledger.anchor import Anchor, position_of
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
 from fastfedul.ledger.changes.compact import (
@@ -52,7 +53,6 @@ from fastfedul.ledger.protocol import LedgerState, require_known, require_state
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import model_arrays
-from fastfedul.ledger.store.arrays import digest_in
 from fastfedul.ledger.store.folder import (
     ARRAYS,
     INDEX,
@@ -108,6 +108,9 @@ class DiskLedger(LedgerReader):
         self._model_now: tuple[bytes, Model] | None = None
         try:
             self._lock = acquire_lock(self.path)
+            self._anchor = Anchor.find()
+            if self._anchor is not None:
+                self._anchor.require(self)
             with self.index.reading():
                 rows, next_file = self._all(FileRow), self.head.next_file
             self.files.take_over(self.index)
@@ -268,8 +271,11 @@ class DiskLedger(LedgerReader):
         self._last_step = self._model_now = None
         with self._changing("the forgetting", erases=erase) as change:
             require_state(self, computed_at)
-            move_model(change, cleaned_model(self.final, delta, model), delta)
-            forget_clients(self, change, clients, details, erase=erase, request=request)
+            cleaned = cleaned_model(self.final, delta, model)
+            move_model(change, cleaned, delta, erase=erase)
+            forget_clients(
+                self, change, clients, delta, details, erase=erase, request=request
+            )
 
     def commit_erasure(
         self, clients: Sequence[ClientId], details: Mapping[str, object]
@@ -390,6 +396,10 @@ class DiskLedger(LedgerReader):
             self._busy.release()
         change.clean_up(for_good=for_good)
         self.files.committed(self.index, change.written_bytes, erases=erases)
+        if self._anchor is not None:
+            with self.index.reading():
+                position = position_of(self.index, self.ledger_id)
+            self._anchor.add(position, self.path)
 
     def _undo(self, change: Transaction) -> None:
         """Remove a failed change's files if it is certain not to be committed.
@@ -437,17 +447,16 @@ def _fill(
                 secrets.token_hex(16),
                 settings.federation,
                 secrets.token_bytes(32),
+                stored.digest,
                 None if settings.optimizer is None else str(settings.optimizer),
             )
             index.add(row)
             index.add(FileRow(INITIAL_FILE, num_bytes, num_bytes, b""))
-            digest = digest_in(row.initial)
-            assert digest is not None
             index.add(
                 HeadRow(
                     id=1,
                     chain=genesis(
-                        text, *dtypes, settings.aggregation, digest, row.optimizer
+                        text, *dtypes, settings.aggregation, row.first, row.optimizer
                     ),
                     file=INITIAL_FILE,
                     model=row.initial,
@@ -468,7 +477,7 @@ def _fill(
                     num_models=1,
                 )
             )
-            index.add(ModelRow(1, digest, "initial", 0))
+            index.add(ModelRow(1, row.first, "initial", 0))
             index.add(
                 PolicyRow(1, settings.history, settings.budget, settings.sums_from)
             )

@@ -1,13 +1,15 @@
-"""What a round would have been without some of its clients.
+"""Rounds as the server would have averaged them without some of their clients.
 
 Without the forgotten set R a weighted mean would have been
-(r G - sum of s/p U over R) / (r - sum of s over R), with G the step, U the updates,
-s their original shares, p their keep probabilities, and r the share of the original
-participants that is still part of the history.
+(G - sum of a/p U over R) / (1 - sum of a over R), with G the step, U the updates, a
+their shares and p their keep probabilities. If an update of R was kept by chance or not
+at all, this formula leaves a part of it in the step. An erasure then takes the weighted
+mean of the others' kept updates instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,13 +25,16 @@ if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
 
+_Terms = tuple[list[VectorRef], list[float]]
+"""Vectors and their factors."""
+
 _BYTES_AT_ONCE = 1 << 24
 """Steps of small models are computed for many rounds at a time, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenRound:
-    """A round as it stands after an erasure; the step is None if it stays the same."""
+    """A round after an erasure; the step is None if it stays the same."""
 
     entry: RoundEntry
     step: Flat | None
@@ -48,10 +53,30 @@ def without(
     """
     if len(gone) == round_.num_updates:
         return 0.0, (0.0,) * len(gone)
-    remaining = 1 - round_.removed_share
-    left = remaining - sum(update.share for update in gone)
-    _check_left(left, round_)
-    return remaining / left, tuple(-update.weight / left for update in gone)
+    left = 1 - sum(update.share for update in gone)
+    _check_left(left, round_.index)
+    return 1 / left, tuple(-update.weight / left for update in gone)
+
+
+def leave_whole(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> bool:
+    """Return whether the updates leave a round's step wholly by `without`.
+
+    Updates that were kept by chance leave it on average only.
+    """
+    whole = all(update.kept and update.keep_probability == 1 for update in gone)
+    return whole or round_.use == "aggregate"
+
+
+def shares_anew(index: int, shares: Sequence[float]) -> list[float]:
+    """Return the shares of the clients that stay in a round; they sum to 1.
+
+    Raises:
+        UnlearnRefusedError: If the shares are 0.
+    """
+    total = math.fsum(shares)
+    if shares:
+        _check_left(total, index)
+    return [share / total for share in shares]
 
 
 def replayed_step(ledger: Ledger, index: int, gone: frozenset[ClientId]) -> Flat:
@@ -115,10 +140,8 @@ def rewritten_rounds(
     A round whose neighbour changed is among them, because its inner product with the
     step before it changes too. At most three vectors of a large model are in memory.
     """
-    gone: dict[int, list[UpdateEntry]] = {}
-    for client in sorted(set(clients)):
-        for update in ledger.updates_of(client):
-            gone.setdefault(update.round, []).append(update)
+    names = sorted(set(clients))
+    gone = _by_round([u for client in names for u in ledger.updates_of(client)])
     rounds = ledger.rounds()
     near = {index + offset for index in gone for offset in (-1, 0, 1)}
     wanted = [round_ for round_ in rounds if round_.index in near]
@@ -144,8 +167,6 @@ def _steps_without(
     gone: Mapping[int, Sequence[UpdateEntry]],
 ) -> Iterator[tuple[RoundEntry, Flat]]:
     """Yield rounds with their steps, without the clients that are gone from them."""
-    size = ledger.settings.layout.size
-    at_once = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
     if ledger.settings.aggregation != MEAN:
         for round_ in rounds:
             names = frozenset(update.client for update in gone.get(round_.index, ()))
@@ -153,21 +174,34 @@ def _steps_without(
             step = replayed_step(ledger, index, names) if names else None
             yield round_, _stored(ledger, index) if step is None else step
         return
-    for first in range(0, len(rounds), at_once):
-        some = rounds[first : first + at_once]
-        refs: list[VectorRef] = []
-        factors: list[tuple[int, list[float]]] = []
-        for round_ in some:
-            own, weights = _step_terms(round_, gone.get(round_.index, ()))
-            factors.append((len(refs), weights))
-            refs += own
-        if len(some) == 1:
-            yield some[0], ledger.combine(refs, [factors[0][1]]).sums[0]
-            continue
-        rows = ledger.stack(refs).read(0, size)
-        for round_, (start, weights) in zip(some, factors, strict=True):
-            own_rows = rows[start : start + len(weights)]
-            yield round_, np.asarray(weights, np.float32) @ own_rows
+    size = ledger.settings.layout.size
+    most = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
+    some: list[tuple[RoundEntry, _Terms]] = []
+    for round_ in rounds:
+        terms = _step_terms(ledger, round_, gone.get(round_.index, ()))
+        if some and sum(len(own[0]) for _, own in some) + len(terms[0]) > most:
+            yield from _summed(ledger, some)
+            some = []
+        some.append((round_, terms))
+    if some:
+        yield from _summed(ledger, some)
+
+
+def _summed(
+    ledger: Ledger, some: Sequence[tuple[RoundEntry, _Terms]]
+) -> Iterator[tuple[RoundEntry, Flat]]:
+    """Yield rounds with the sums of their terms, read together if there are several."""
+    if len(some) == 1:
+        [(round_, (refs, weights))] = some
+        yield round_, ledger.combine(refs, [weights]).sums[0]
+        return
+    refs = [ref for _, (own, _) in some for ref in own]
+    rows = ledger.stack(refs).read(0, ledger.settings.layout.size)
+    start = 0
+    for round_, (own, weights) in some:
+        own_rows = rows[start : start + len(own)]
+        start += len(own)
+        yield round_, np.asarray(weights, np.float32) @ own_rows
 
 
 def _stored(ledger: Ledger, index: int) -> Flat:
@@ -176,14 +210,29 @@ def _stored(ledger: Ledger, index: int) -> Flat:
 
 
 def _step_terms(
-    round_: RoundEntry, gone: Sequence[UpdateEntry]
-) -> tuple[list[VectorRef], list[float]]:
-    """Return vectors and factors that give a round's step without some clients."""
-    if not gone:
-        return [VectorRef(round_.index)], [1.0]
-    of_step, of_updates = without(round_, gone)
+    ledger: Ledger, round_: RoundEntry, gone: Sequence[UpdateEntry]
+) -> _Terms:
+    """Return vectors and factors that give a round's step without some clients.
+
+    The step itself comes first. Its factor is 0 if the others' updates give the step.
+    """
     refs = [VectorRef(round_.index)]
-    factors = [of_step]
+    if not gone:
+        return refs, [1.0]
+    if not leave_whole(round_, gone):
+        names = {update.client for update in gone}
+        rest = [u for u in ledger.updates_in(round_.index) if u.client not in names]
+        kept = [update for update in rest if update.kept]
+        total = math.fsum(update.weight for update in kept)
+        refs += [VectorRef(round_.index, update.client) for update in kept]
+        return refs, [0.0, *(update.weight / total for update in kept)]
+    return _terms_without(round_, gone)
+
+
+def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> _Terms:
+    """Return the step and the kept updates with the factors of `without`."""
+    of_step, of_updates = without(round_, gone)
+    refs, factors = [VectorRef(round_.index)], [of_step]
     for update, factor in zip(gone, of_updates, strict=True):
         if update.kept:
             refs.append(VectorRef(update.round, update.client))
@@ -207,7 +256,12 @@ def correction_of(ledger: Ledger, clients: Sequence[ClientId], before: int) -> F
         for update in ledger.updates_of(client)
         if update.round < before
     ]
-    return difference_over(ledger, ledger.rounds(), gone)
+    rounds = ledger.rounds()
+    terms = [
+        _step_terms(ledger, rounds[index], updates)
+        for index, updates in sorted(_by_round(gone).items())
+    ]
+    return _changes_of(ledger, terms)
 
 
 def difference_over(
@@ -222,15 +276,26 @@ def difference_over(
         rounds: All its rounds.
         gone: The updates.
     """
-    by_round: dict[int, list[UpdateEntry]] = {}
-    for update in gone:
-        by_round.setdefault(update.round, []).append(update)
-    refs: list[VectorRef] = []
-    factors: list[float] = []
-    for index, updates in sorted(by_round.items()):
-        own, weights = _step_terms(rounds[index], updates)
-        refs += own
-        factors += [weights[0] - 1, *weights[1:]]
+    terms = [
+        _terms_without(rounds[index], updates)
+        for index, updates in sorted(_by_round(gone).items())
+    ]
+    return _changes_of(ledger, terms)
+
+
+def _by_round(updates: Sequence[UpdateEntry]) -> dict[int, list[UpdateEntry]]:
+    found: dict[int, list[UpdateEntry]] = {}
+    for update in updates:
+        found.setdefault(update.round, []).append(update)
+    return found
+
+
+def _changes_of(ledger: Ledger, terms: Sequence[_Terms]) -> Flat:
+    """Return the sum of new steps minus old steps, given the terms of the new."""
+    refs = [ref for own, _ in terms for ref in own]
+    factors = [
+        weight - (place == 0) for _, own in terms for place, weight in enumerate(own)
+    ]
     if not refs:
         return np.zeros(ledger.settings.layout.size, np.float32)
     found: Flat = ledger.combine(refs, [factors]).sums[0]
@@ -240,30 +305,21 @@ def difference_over(
 def _entry_without(
     round_: RoundEntry, gone: Sequence[UpdateEntry], step_norm: float
 ) -> RoundEntry:
-    num_updates = round_.num_updates - len(gone)
-    removed = round_.removed_share + sum(update.share for update in gone)
-    if num_updates:
-        _check_left(1 - removed, round_)
     return replace(
         round_,
-        num_updates=num_updates,
+        num_updates=round_.num_updates - len(gone),
         num_kept=None
         if round_.num_kept is None
         else round_.num_kept - sum(update.kept for update in gone),
-        removed_share=removed if num_updates else 1.0,
         step_norm=step_norm,
     )
 
 
-def _check_left(left: float, round_: RoundEntry) -> None:
-    """Refuse a round whose other clients have no share that could be told.
-
-    Recording refuses shares that are so far from a sum of 1; older ledgers may have
-    them.
-    """
+def _check_left(left: float, index: int) -> None:
+    """Raise if the other clients of a round have no share."""
     if left <= 0:
         raise UnlearnRefusedError(
             f"the shares of the clients to forget leave {left:.3g} for the others in "
-            f"round {round_.index}, so what it would have been without them cannot be "
-            "told; retrain without them"
+            f"round {index}, so the round without them cannot be computed; retrain "
+            "without them"
         )

@@ -24,6 +24,7 @@ from fastfedul.ledger.erasure import (
     check_erasable,
     own_difference,
     rewritten_rounds,
+    shares_anew,
 )
 from fastfedul.ledger.protocol import (
     LedgerState,
@@ -336,7 +337,6 @@ class MemoryLedger:
             RoundEntry(
                 recorded.index,
                 len(recorded.updates),
-                0.0,
                 recorded.use,
                 recorded.step_norm,
                 recorded.previous_product,
@@ -395,6 +395,8 @@ class MemoryLedger:
         self, clients: Sequence[ClientId], rounds: Sequence[RewrittenRound]
     ) -> None:
         forgotten_at = check_erasable(self, clients)
+        first = self._initial.params.flat
+        shift = sum(self._adjustments.values(), np.zeros_like(first))
         correction = np.zeros(self._settings.layout.size, np.float64)
         optimizer = self._settings.optimizer
         if optimizer is not None:
@@ -409,18 +411,32 @@ class MemoryLedger:
             if entry.index < forgotten_at and optimizer is None:
                 correction += rewritten.step - self._steps.row(entry.index)
             self._steps.replace(entry.index, rewritten.step)
-            for known in self._clients.values():
-                if entry.index in known.updates:
-                    known.updates[entry.index] = replace(
-                        known.updates[entry.index], step_product=None
-                    )
-        self._adjust(forgotten_at, -correction.astype(np.float32))
+            self._share_anew(entry.index, clients)
+        # The first model takes up the adjustments; erase_clients says why.
+        flat = first + (shift - correction.astype(np.float32))
+        layout = self._settings.layout
+        self._initial = Model(Params(layout, flat), self._initial.buffers)
+        self._adjustments = {}
         for name in clients:
             known = self._clients[name]
             size = self._settings.layout.size
             known.rows = _Rows(size)
             known.updates = {}
             known.entry = replace(_counted(known), state="erased")
+
+    def _share_anew(self, index: int, gone: Sequence[ClientId]) -> None:
+        """Divide a round among the participants that stay."""
+        staying = [
+            known
+            for name, known in self._clients.items()
+            if index in known.updates and name not in gone
+        ]
+        shares = shares_anew(index, [known.updates[index].share for known in staying])
+        for known, share in zip(staying, shares, strict=True):
+            known.updates[index] = replace(
+                known.updates[index], share=share, step_product=None
+            )
+            known.entry = _counted(known)
 
     def _adjust(self, index: int, delta: Flat) -> None:
         before = self._adjustments.get(index)

@@ -132,12 +132,10 @@ def participation(ledger: Ledger) -> Participation:
     places: dict[int, dict[ClientId, Place]] = {}
     for round_ in rounds:
         here = ledger.updates_in(round_.index)
-        left = 1 - round_.removed_share
-        longest = math.fsum(u.share / left * u.norm for u in here)
+        longest = math.fsum(u.share * u.norm for u in here)
         step = longest if math.isnan(round_.step_norm) else round_.step_norm
         places[round_.index] = {
-            u.client: _place(u, u.share / left, step, alone=len(here) == 1)
-            for u in here
+            u.client: _place(u, u.share, step, alone=len(here) == 1) for u in here
         }
     return Participation(rounds, places)
 

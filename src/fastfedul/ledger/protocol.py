@@ -192,8 +192,8 @@ def models(ledger: Ledger) -> Iterator[Params]:
     """Yield the model before each round and, last, the model now.
 
     With float32 steps these are the very bits the server had, as long as nobody was
-    forgotten: after that they are the server's up to rounding, and an erased client
-    is missing from the earlier models too.
+    forgotten. After a forgetting they are the server's models up to rounding. After an
+    erasure they lead to the current model without the steps of the erased client.
 
     Raises:
         LedgerError: If the ledger keeps sums, and with them no steps.
@@ -233,20 +233,17 @@ def params_at(ledger: Ledger, index: int) -> Params:
 
 
 def read_round(ledger: Ledger, index: int) -> Round:
-    """Return a recorded round with its arrays, shares as of today."""
+    """Return a recorded round with its arrays."""
     require_ledger(ledger)
     require_number("number of a round", index, least=0, whole=True)
     if index >= ledger.num_rounds:
         raise InvalidInputError(f"there is no round {show(index)}; {_rounds(ledger)}")
     require_rounds(ledger, "the vectors of a round")
     entries = ledger.updates_in(index)
-    remaining = 1 - ledger.rounds()[index].removed_share
     layout = ledger.settings.layout
     return Round(
         index=index,
-        updates=tuple(
-            _read_update(ledger, entry, entry.share / remaining) for entry in entries
-        ),
+        updates=tuple(_read_update(ledger, entry) for entry in entries),
         step=Params(layout, vector(ledger, VectorRef(index))),
         use=ledger.rounds()[index].use,
         local=ledger.rounds()[index].local,
@@ -258,12 +255,14 @@ def _rounds(ledger: Ledger) -> str:
     return f"rounds are 0 to {last}" if last >= 0 else "the ledger has no round yet"
 
 
-def _read_update(ledger: Ledger, entry: UpdateEntry, share: float) -> ClientUpdate:
+def _read_update(ledger: Ledger, entry: UpdateEntry) -> ClientUpdate:
     delta = None
     if entry.kept:
         flat = vector(ledger, VectorRef(entry.round, entry.client))
         delta = Params(ledger.settings.layout, flat)
-    return ClientUpdate(entry.client, share, delta, entry.keep_probability, entry.kept)
+    return ClientUpdate(
+        entry.client, entry.share, delta, entry.keep_probability, entry.kept
+    )
 
 
 def require_rounds(ledger: Ledger, what: str) -> None:

@@ -22,6 +22,7 @@ from fastfedul.errors import (
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.erasure import own_difference
+from fastfedul.ledger.roots import Roots, first_root_link
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import model_arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored
@@ -60,7 +61,6 @@ from fastfedul.ledger.store.schema import (
     StateRow,
     UpdateRow,
 )
-from fastfedul.ledger.store.transaction import INITIAL_FILE
 from fastfedul.limits import require_path
 from fastfedul.notebook import ledger_to_html
 from fastfedul.params import Flat, Layout, Params
@@ -181,9 +181,23 @@ class LedgerReader:
         return self._row.ledger_id
 
     @property
-    def receipt_secret(self) -> bytes:
-        """The 32 bytes from which the secrets of the clients' receipts are made."""
-        return self._row.receipt_secret
+    def roots(self) -> Roots:
+        """Tags and Merkle roots of the rounds' participants."""
+        return Roots(self._row)
+
+    def root_of(self, index: int) -> bytes:
+        """Return the stored Merkle root over a round's participants."""
+        with self.index.reading():
+            return self.index.one(RoundRow, round=index).root
+
+    @property
+    def root_chain(self) -> bytes:
+        """The digest that covers the chain and the roots of all rounds."""
+        with self.index.reading():
+            last = self.num_rounds - 1
+            if last < 0:
+                return first_root_link(self.ledger_id)
+            return self.index.one(RoundRow, round=last).root_chain
 
     @property
     def num_rounds(self) -> int:
@@ -212,8 +226,11 @@ class LedgerReader:
 
     @property
     def initial(self) -> Model:
-        """The model before the first round."""
-        return self._model(INITIAL_FILE, self._row.initial, "the initial model")
+        """The model before the first round; after an erasure, see `erase_clients`."""
+        with self.index.reading():
+            # Not the row that was read at the opening: an erasure replaces the model.
+            row = self.index.one(LedgerRow, id=1)
+            return self._model(row.file, row.initial, "the initial model")
 
     @property
     def final(self) -> Model:
@@ -255,7 +272,7 @@ class LedgerReader:
             yield
 
     def _current_files(self) -> dict[int, str]:
-        """Return the files that the next round removes, and the name of their content."""
+        """Return the files that the next round removes, each with its content."""
         head = self.head
         found = {head.file: "the current model"}
         if self._settings.optimizer is not None:

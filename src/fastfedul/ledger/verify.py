@@ -17,6 +17,7 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.chain import content_of, link
 from fastfedul.ledger.changes.rewrite import first_link
 from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.roots import Roots, first_root_link, root_link
 from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.array_files import ArrayFile, file_name
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
@@ -46,7 +47,6 @@ from fastfedul.ledger.store.schema import (
     StateRow,
     UpdateRow,
 )
-from fastfedul.ledger.store.transaction import INITIAL_FILE
 from fastfedul.limits import require_type
 
 Progress = Callable[[int, int], None]
@@ -149,7 +149,7 @@ class _Contents:
         row, head = index.one(LedgerRow, id=1), ledger.head
         self._models[head.file] = ("the current model", Stored.unpacked(head.model))
         initial = Stored.unpacked(row.initial)
-        self._models[INITIAL_FILE] = ("the initial model", initial)
+        self._models[row.file] = ("the initial model", initial)
         self._collect_rounds()
         self.num_parts: Counter[int] = Counter()
         for part in index.rows(PartRow):
@@ -266,9 +266,12 @@ def _index_problems(index: Index) -> Iterator[str]:
 def _lineage_problems(index: Index, head: HeadRow) -> Iterator[str]:
     """Yield where the models do not lead from the initial one to the current one."""
     models = index.rows(ModelRow)
-    initial = digest_in(index.one(LedgerRow, id=1).initial)
+    ledger = index.one(LedgerRow, id=1)
     ends = [models[0].model, models[-1].model] if models else []
-    if ends != [initial, digest_in(head.model)]:
+    # Only an erasure may replace the initial model.
+    erased = any("erase" in entry.event.kind for entry in read_log(index))
+    kept = erased or digest_in(ledger.initial) == ledger.first
+    if not kept or ends != [ledger.first, digest_in(head.model)]:
         yield "the lineage does not lead from the initial model to the current one"
     if [row.id for row in models] != list(range(1, len(models) + 1)):
         yield "a model of the lineage is missing"
@@ -293,7 +296,9 @@ def _lineage_problems(index: Index, head: HeadRow) -> Iterator[str]:
 
 
 def _chain_problems(index: Index, head: HeadRow, contents: _Contents) -> Iterator[str]:
-    chain = first_link(index.one(LedgerRow, id=1))
+    ledger = index.one(LedgerRow, id=1)
+    chain, roots = first_link(ledger), Roots(ledger)
+    root_chain = first_root_link(ledger.ledger_id)
     for position, round_ in enumerate(contents.rounds):
         updates = contents.updates.get(round_.round, [])
         participants = sorted(
@@ -307,7 +312,6 @@ def _chain_problems(index: Index, head: HeadRow, contents: _Contents) -> Iterato
         )
         content = content_of(
             round_.round,
-            round_.removed_share,
             round_.use,
             digest_in(round_.step),
             local_values(round_),
@@ -320,6 +324,13 @@ def _chain_problems(index: Index, head: HeadRow, contents: _Contents) -> Iterato
             yield f"round {position}: a row is missing or too many"
         elif content != round_.content or chain != round_.chain:
             yield f"round {position}: the hash chain is broken"
+        names = [name for name, *_ in participants]
+        root_chain = root_link(root_chain, chain, round_.root)
+        if (roots.root(round_.round, names), root_chain) != (
+            round_.root,
+            round_.root_chain,
+        ):
+            yield f"round {position}: the root over its participants is another"
     if chain != head.chain:
         yield "the end of the hash chain is not the one recorded"
     yield from _total_problems(contents)

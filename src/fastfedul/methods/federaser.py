@@ -40,6 +40,7 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    first_model,
     require_mean,
     require_rounds_for,
     vector_bytes,
@@ -81,7 +82,7 @@ class FedEraser:
     def __call__(self, request: UnlearnRequest) -> UnlearnResult:
         """Return the model at the end of the rebuilt rounds."""
         with request.ledger.snapshot():
-            model = request.ledger.initial
+            model = first_model(request, self.name)
             trained = False
             for rebuilt in self.rounds(request):
                 model = rebuilt.model
@@ -103,7 +104,7 @@ class FedEraser:
                 _check_kept(entries, name)
             else:
                 _check_norms(entries)
-        model = ledger.initial
+        model = first_model(request, name)
         for entries in retained:
             if entries[0].round == 0:
                 round_ = _stored(ledger, entries)
@@ -172,7 +173,7 @@ class FedAccum:
                 _check_kept(entries, name)
                 refs += [VectorRef(entry.round, entry.client) for entry in entries]
                 weights += _shares(entries)
-            start = ledger.initial
+            start = first_model(request, name)
             total: Flat = ledger.combine(refs, [weights]).sums[0]
         params = Params(start.params.layout, start.params.flat + total)
         return _result(request, Model(params, start.buffers), trained=False)

@@ -33,6 +33,7 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    first_model,
     require_mean,
     vector_bytes,
 )
@@ -111,7 +112,8 @@ class FedRecover:
                 asked=frozenset(wanted[:allowed]),
                 spare=max(0, allowed - len(wanted)),
             )
-            model = recovery.replay(first, staying)
+            start = first_model(request, self.name) if first == 0 else None
+            model = recovery.replay(first, staying, start)
         return UnlearnResult(
             params=model.params,
             clients=clients,
@@ -191,9 +193,19 @@ class _Recovery:
         """
         return bool(self.ledger.initial.buffers) and not self.averaged
 
-    def replay(self, first: int, staying: Mapping[int, Sequence[UpdateEntry]]) -> Model:
-        """Return the model after all rounds, from the first round that differs."""
-        model: Model | None = None
+    def replay(
+        self,
+        first: int,
+        staying: Mapping[int, Sequence[UpdateEntry]],
+        model: Model | None,
+    ) -> Model:
+        """Return the model after all rounds, from the first round that differs.
+
+        Args:
+            first: Number of that round.
+            staying: By round, the entries of the clients that stay.
+            model: Model before that round; None for the ledger's.
+        """
         for index, stored in enumerate(models(self.ledger)):
             if index < first:
                 continue
@@ -267,7 +279,9 @@ class _Recovery:
 def _first_round_with(ledger: Ledger, gone: frozenset[ClientId]) -> int:
     """Return the first round of these clients; without one, the number of rounds."""
     rounds = [u.round for name in gone for u in ledger.updates_of(name)[:1]]
-    rounds += [entry.index for entry in ledger.rounds() if entry.removed_share > 0]
+    if any(entry.state == "erased" for entry in ledger.clients().values()):
+        # Only the first model is known to be free of an erased client.
+        return 0
     return min(rounds, default=ledger.num_rounds)
 
 

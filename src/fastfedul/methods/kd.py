@@ -195,15 +195,13 @@ def subtracted(ledger: Ledger, updates: Sequence[UpdateEntry]) -> Model:
     kept = [update for update in updates if update.kept]
     if not kept:
         return current
-    rounds = ledger.rounds()
     departed = {n for n, c in ledger.clients().items() if c.state == "forgotten"}
     factors = []
     for update in kept:
         # When other clients left, the weights of the remaining updates grew.
         others = ledger.updates_in(update.round) if departed else ()
         gone = math.fsum(u.share for u in others if u.client in departed)
-        left = 1 - rounds[update.round].removed_share - gone
-        factors.append(-update.weight / left)
+        factors.append(-update.weight / (1 - gone))
     refs = [VectorRef(update.round, update.client) for update in kept]
     difference: Flat = ledger.combine(refs, [factors]).sums[0]
     flat = current.params.flat + difference

@@ -336,6 +336,27 @@ def require_usable(
         check(ledger)
 
 
+def first_model(request: UnlearnRequest, name: str) -> Model:
+    """Return the model that the training began with.
+
+    A ledger of rounds gives its first model up with the first erasure. Then the
+    federation makes the model again from its seed.
+
+    Raises:
+        UnlearnRefusedError: If the ledger has it no more and no federation is there.
+    """
+    ledger, federation = request.ledger, request.federation
+    erased = [n for n, entry in ledger.clients().items() if entry.state == "erased"]
+    if not erased or ledger.settings.history == "sums":
+        return ledger.initial
+    if federation is None:
+        raise UnlearnRefusedError(
+            f"{name} begins with the first model, which the ledger gave up when it "
+            f"erased {erased[0]!r:.80}; use another method, or pass a federation"
+        )
+    return federation.clients.workers.initial(federation.seed)
+
+
 def federation_of(request: UnlearnRequest, method: Method) -> Federation:
     """Return the federation that helps a method.
 

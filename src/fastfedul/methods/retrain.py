@@ -24,6 +24,7 @@ from fastfedul.methods.protocol import (
     UnlearnRequest,
     UnlearnResult,
     federation_of,
+    first_model,
     rule_of,
 )
 
@@ -47,7 +48,7 @@ class Retrain:
         """Return the model of the same run without the clients."""
         federation = federation_of(request, self)
         _check(request, federation)
-        model = request.ledger.initial
+        model = first_model(request, self.name)
         rounds = run_rounds(
             federation.clients.train,
             federation.clients.sizes,

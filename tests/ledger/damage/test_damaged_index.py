@@ -173,7 +173,8 @@ def test_an_added_row_is_found_and_never_believed(
     [
         ("updates", "share", "round 0"),
         ("updates", "keep_probability", "round 0"),
-        ("rounds", "removed_share", "round 0"),
+        ("rounds", "root", "round 0"),
+        ("rounds", "root_chain", "round 0"),
         ("rounds", "use", "round 0"),
         ("rounds", "lr", "round 0"),
         ("rounds", "momentum", "round 0"),

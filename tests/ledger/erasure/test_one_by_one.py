@@ -47,9 +47,12 @@ def test_one_after_the_other_equals_both_at_once(
         close_to(mine, yours, scale=5)
     for one_entry, other_entry in zip(apart.rounds(), together.rounds(), strict=True):
         assert one_entry.num_updates == other_entry.num_updates
-        assert one_entry.removed_share == pytest.approx(
-            other_entry.removed_share, abs=1e-12
-        )
+        for one_update, other_update in zip(
+            apart.updates_in(one_entry.index),
+            together.updates_in(one_entry.index),
+            strict=True,
+        ):
+            assert one_update.share == pytest.approx(other_update.share, rel=1e-9)
     for one_model, other_model in zip(models(apart), models(together), strict=True):
         close_to(one_model.flat, other_model.flat, scale=5)
     assert_adds_up(apart)
@@ -84,7 +87,8 @@ def test_any_sequence_of_requests_equals_one_for_all_of_them(
         recorded(ledger, rounds)
     for group, erase_it in zip(groups, erased, strict=True):
         if group:
-            forget(apart, group, method, erase=erase_it)
+            # After an erasure the steps of a sample are estimates without the client.
+            forget(apart, group, method, erase=erase_it and not drop)
     forget(together, [name for group in groups for name in group], method, erase=False)
     close_to(apart.final.params.flat, together.final.params.flat, scale=20)
     assert_adds_up(apart)

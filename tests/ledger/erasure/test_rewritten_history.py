@@ -16,6 +16,7 @@ from fastfedul import (
     forget,
     params_at,
     read_round,
+    verify,
 )
 from fastfedul.ledger.protocol import models
 from tests.support.histories import (
@@ -24,6 +25,7 @@ from tests.support.histories import (
     assert_adds_up,
     close_to,
     difference,
+    flat_of,
     history,
     mean_without,
     recorded,
@@ -54,13 +56,11 @@ def test_the_rewritten_history_is_the_one_without_the_client(
         close_to(steps[index], mean_without(round_, gone))
         model += mean_without(round_, gone)
         entry = ledger.rounds()[index]
-        share = sum(u.share for u in round_.updates if u.client == TARGET)
-        assert entry.removed_share == pytest.approx(share, abs=1e-12)
-        stayed = {u.client: u.share for u in round_.updates if u.client != TARGET}
+        stayed = {u.client: u.share for u in without(round_, {TARGET}).updates}
         assert entry.num_updates == len(stayed)
-        assert {u.client: u.share for u in ledger.updates_in(index)} == stayed
-        today = read_round(ledger, index)
-        assert sum(u.share for u in today.updates) == pytest.approx(1, abs=1e-9)
+        shares = {u.client: u.share for u in ledger.updates_in(index)}
+        assert shares == pytest.approx(stayed, rel=1e-12)
+        assert {u.client: u.share for u in read_round(ledger, index).updates} == shares
         assert entry.step_norm == pytest.approx(np.linalg.norm(steps[index]), rel=1e-5)
         if index:
             product = float(steps[index - 1].astype(np.float64) @ steps[index])
@@ -85,7 +85,8 @@ def test_rounds_without_the_client_stay_as_they_were_to_the_last_bit(
     after = steps_of(ledger)
     for index in away:
         np.testing.assert_array_equal(after[index], before[index])
-        assert ledger.rounds()[index].removed_share == 0
+        shares = {u.client: u.share for u in rounds[index].updates}
+        assert {u.client: u.share for u in ledger.updates_in(index)} == shares
 
 
 def test_the_updates_of_those_who_stay_are_untouched(make: Maker) -> None:
@@ -103,7 +104,7 @@ def test_the_updates_of_those_who_stay_are_untouched(make: Maker) -> None:
 
     def entries() -> list[object]:
         return [
-            (u.round, u.client, u.share, u.keep_probability, u.kept, u.entered, u.norm)
+            (u.round, u.client, u.keep_probability, u.kept, u.entered, u.norm)
             for index in range(8)
             for u in ledger.updates_in(index)
             if u.client != TARGET
@@ -203,3 +204,56 @@ def test_clients_forgotten_at_different_times_are_erased_one_by_one(
         rest = frozenset({TARGET, "emil"})
         close_to(steps_of(ledger)[index], mean_without(round_, rest), scale=5)
     assert_adds_up(ledger)
+
+
+def test_a_step_that_the_client_cannot_leave_wholly_is_the_mean_of_the_others(
+    make: Maker,
+) -> None:
+    ledger = make()
+    rounds = history(8, drop=True)
+    recorded(ledger, rounds)
+    forget(ledger, [TARGET], FastFedUL(minimum_coverage=0), erase=True)
+    for round_, step in zip(rounds, steps_of(ledger), strict=True):
+        if all(update.client != TARGET for update in round_.updates):
+            continue
+        kept = [u for u in round_.updates if u.client != TARGET and u.kept]
+        total = sum(update.share for update in kept)
+        expected = np.zeros(step.size)
+        for update in kept:
+            expected += update.share / total * flat_of(update)
+        close_to(step, expected)
+    assert_adds_up(ledger)
+
+
+def test_a_sample_that_was_aggregated_loses_exactly_the_client(make: Maker) -> None:
+    ledger = make()
+    rounds = [replace(r, use="aggregate") for r in history(6, drop=True)]
+    recorded(ledger, rounds)
+    forget(ledger, [TARGET], FastFedUL(minimum_coverage=0), erase=True)
+    for round_, step in zip(rounds, steps_of(ledger), strict=True):
+        rest = [u for u in round_.updates if u.client != TARGET]
+        left = sum(update.share for update in rest)
+        expected = np.zeros(step.size)
+        for update in rest:
+            if update.kept:
+                weight = update.share / update.keep_probability / left
+                expected += weight * flat_of(update)
+        close_to(step, expected)
+
+
+def test_the_first_model_takes_up_every_adjustment(make: Maker) -> None:
+    ledger = make()
+    rounds = history(6)
+    recorded(ledger, rounds[:4])
+    first = ledger.initial
+    forget(ledger, ["emil"], FastFedUL(skew=Scalar(0.3)), erase=False)
+    recorded(ledger, [without(r, {"emil"}) for r in rounds[4:]])
+    assert len(ledger.adjustments()) == 1
+    assert np.array_equal(ledger.initial.params.flat, first.params.flat)
+    forget(ledger, [TARGET], FastFedUL(skew=Scalar(0.3)), erase=True)
+    assert ledger.adjustments() == {}
+    assert not np.allclose(ledger.initial.params.flat, first.params.flat)
+    assert ledger.initial.buffers.keys() == first.buffers.keys()
+    assert_adds_up(ledger)
+    if isinstance(ledger, DiskLedger):
+        assert verify(ledger).problems == ()

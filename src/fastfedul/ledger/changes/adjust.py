@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fastfedul.ledger.store.schema import AdjustmentRow
 from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.ledger.store.transaction import Transaction
@@ -10,17 +12,26 @@ from fastfedul.params import Flat
 
 def add_adjustment(change: Transaction, index: int, difference: Flat) -> None:
     """Add to the correction of the model that counts from a round on."""
-    found = change.index.rows(AdjustmentRow, None, round=index)
-    if found:
-        [old] = found
-        place = f"adjustment at round {index}"
-        before = read_vector(
-            change.files, change.source(old.file, old.array, "float32", place)
-        )
-        before += difference
-        difference = before
-        change.remove_file(old.file)
-        change.index.delete(AdjustmentRow, round=index)
+    for old in change.index.rows(AdjustmentRow, None, round=index):
+        difference = _taken(change, old) + difference
     part = change.new(f"{index}.adjustment", difference, "float32")
     [(file, stored)] = change.shelve([part])
     change.index.add(AdjustmentRow(index, file, stored.packed()))
+
+
+def take_adjustments(change: Transaction) -> Flat:
+    """Return the sum of all corrections of the model; the ledger then has none."""
+    total = np.zeros(change.settings.layout.size, np.float32)
+    for old in change.index.rows(AdjustmentRow):
+        total += _taken(change, old)
+    return total
+
+
+def _taken(change: Transaction, old: AdjustmentRow) -> Flat:
+    """Return a correction whose row and file go."""
+    place = f"adjustment at round {old.round}"
+    source = change.source(old.file, old.array, "float32", place)
+    found: Flat = read_vector(change.files, source)
+    change.remove_file(old.file)
+    change.index.delete(AdjustmentRow, round=old.round)
+    return found

@@ -12,6 +12,7 @@ from fastfedul.ledger.changes.rewrite import step_name, update_name
 from fastfedul.ledger.changes.server_state import put_state
 from fastfedul.ledger.changes.sums import add_round
 from fastfedul.ledger.checks import RecordedRound, RecordedUpdate
+from fastfedul.ledger.roots import Roots, first_root_link, root_link
 from fastfedul.ledger.store.arrays import Part, Stored
 from fastfedul.ledger.store.entries import local_values, privacy_values
 from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
@@ -60,7 +61,6 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
     local = local_values(recorded.local)
     content = content_of(
         recorded.index,
-        0.0,
         recorded.use,
         placed.step.digest if placed.step else None,
         local,
@@ -70,13 +70,19 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
         ],
     )
     chain = link(change.head.chain, content)
+    ledger = change.ledger_row
+    root = Roots(ledger).root(recorded.index, numbers)
+    before = (
+        change.index.one(RoundRow, round=recorded.index - 1).root_chain
+        if recorded.index
+        else first_root_link(ledger.ledger_id)
+    )
     lr, momentum, batch_size, epochs = local
     change.index.add(
         RoundRow(
             round=recorded.index,
             num_updates=len(rows),
             num_kept=len(placed.updates),
-            removed_share=0.0,
             use=recorded.use,
             file=placed.file,
             start=placed.start,
@@ -90,6 +96,8 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             **privacy_values(recorded.privacy),
             content=content,
             chain=chain,
+            root=root,
+            root_chain=root_link(before, chain, root),
         )
     )
     change.set(chain=chain)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastfedul.errors import LedgerError
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.changes.pairs import PlacedPair, put_pairs
-from fastfedul.ledger.changes.rewrite import content_of_row, relink
+from fastfedul.ledger.changes.rewrite import Staying, relink
 from fastfedul.ledger.changes.sums import Placed, put_vectors
 from fastfedul.ledger.erasure import difference_over
 from fastfedul.ledger.pairs import RESERVOIR, OfferedPair, offered_pairs
@@ -19,11 +19,12 @@ from fastfedul.ledger.store.schema import (
     AdjustmentRow,
     ClientRow,
     FileRow,
+    LedgerRow,
     PolicyRow,
     RoundRow,
     UpdateRow,
 )
-from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
+from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat
 from fastfedul.records import UpdateEntry, VectorRef
 
@@ -78,7 +79,7 @@ def plan_compaction(ledger: LedgerReader, sums_from: int) -> Compaction:
         _check_compactable(ledger)
         settings, clients = ledger.settings, ledger.clients().values()
         head = ledger.head
-        files = {INITIAL_FILE, head.file}
+        files = {ledger.index.one(LedgerRow, id=1).file, head.file}
         rows = ledger.index.rows_by_key(FileRow, "file", files)
         after = sum(row.num_bytes for row in rows.values())
         size = settings.layout.size
@@ -250,7 +251,7 @@ def _let_go(change: Transaction) -> None:
     for file in sorted(files):
         change.remove_file(file)
     index.delete(AdjustmentRow)
-    names: dict[int, str] = {}
+    staying = Staying(change)
     rows = {}
     for row in index.rows(RoundRow):
         updates = [
@@ -261,7 +262,5 @@ def _let_go(change: Transaction) -> None:
         row = replace(
             row, file=None, start=None, step=None, num_kept=0, previous_product=0.0
         )
-        rows[row.round] = replace(
-            row, content=content_of_row(change, row, updates, names)
-        )
+        rows[row.round] = staying.sealed(row, updates)
     relink(change, rows)

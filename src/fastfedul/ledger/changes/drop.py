@@ -21,7 +21,7 @@ from fastfedul.errors import LedgerError
 from fastfedul.ledger.changes.garbage import collect_all_garbage, collect_garbage
 from fastfedul.ledger.changes.log import add_event, last_event
 from fastfedul.ledger.changes.pairs import drop_last_pair
-from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
+from fastfedul.ledger.changes.rewrite import RoundChange, relink, rewrite_rounds
 from fastfedul.ledger.changes.sums import give_up_vectors
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
@@ -159,7 +159,7 @@ def _drop_updates(change: Transaction, excess: int, dropped: Dropped) -> bool:
             _count(change, gone)
             own = Dropped(len(gone), 0, 0, len(gone) * num_bytes, number, number)
             dropped.add(own)
-    rewrite_rounds(change, changes)
+    relink(change, rewrite_rounds(change, changes))
     return bool(changes)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfedul.federation.aggregation import MEAN
-from fastfedul.ledger.changes.adjust import add_adjustment
+from fastfedul.ledger.changes.adjust import take_adjustments
 from fastfedul.ledger.changes.erase_sums import erase_from_sums
 from fastfedul.ledger.changes.garbage import collect_all_garbage
 from fastfedul.ledger.changes.pairs import drop_pair
-from fastfedul.ledger.changes.rewrite import RoundChange, rewrite_rounds
+from fastfedul.ledger.changes.rewrite import RoundChange, relink, rewrite_rounds
 from fastfedul.ledger.changes.server_state import replace_states
 from fastfedul.ledger.changes.sums import release_vectors
 from fastfedul.ledger.erasure import (
@@ -25,22 +25,31 @@ from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.server_replay import replayed_without
 from fastfedul.ledger.store.schema import ClientRow, PairRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
-from fastfedul.params import Flat
-from fastfedul.records import ClientId, VectorRef
+from fastfedul.params import Flat, Params
+from fastfedul.records import ClientId, Model, VectorRef
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
 
 def erase_clients(
-    ledger: Ledger, change: Transaction, clients: Sequence[ClientId]
+    ledger: Ledger,
+    change: Transaction,
+    clients: Sequence[ClientId],
+    delta: Flat | None = None,
 ) -> dict[str, object]:
     """Take clients out of the history; return what the log should say of it.
+
+    The initial model of a ledger of rounds, its steps and its adjustments add up to the
+    current model. Forgetting leaves a part of the clients' updates in the current
+    model, and with the true initial model that part could be computed. So the
+    adjustments go into the initial model, and the ledger gives up the true one.
 
     Args:
         ledger: The ledger, as it stands in the transaction.
         change: The transaction.
         clients: Clients that are forgotten already.
+        delta: Movement of the model that is not among the adjustments; None for none.
     """
     forgotten_at = check_erasable(ledger, clients)
     if change.settings.history == "sums":
@@ -52,14 +61,17 @@ def erase_clients(
         return {"sums_off": worst}
     replayed = change.settings.aggregation != MEAN
     added = _Replayed(ledger, forgotten_at) if replayed else None
+    shift = take_adjustments(change)
+    if delta is not None:
+        shift += delta
     if change.settings.optimizer is not None:
         found_by_server = replayed_without(ledger, clients, forgotten_at)
-        add_adjustment(change, forgotten_at, -found_by_server.marks[0])
+        shift -= found_by_server.marks[0]
         replace_states(change, found_by_server.states)
-    elif not replayed:
-        add_adjustment(
-            change, forgotten_at, -correction_of(ledger, clients, forgotten_at)
-        )
+    elif added is None:
+        shift -= correction_of(ledger, clients, forgotten_at)
+    if added is None:
+        _shift_initial(change, ledger.initial, shift)
     rows = [change.client(client) for client in clients]
     numbers = frozenset(row.id for row in rows)
     touched = {
@@ -68,11 +80,20 @@ def erase_clients(
     found = change.index.rows_by_key(RoundRow, "round", touched)
     near = {i + 1 for i in touched if i + 1 < change.head.num_rounds} - touched
     found |= change.index.rows_by_key(RoundRow, "round", near)
-    rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
-    _drop_clients(change, clients)
+    rounds = rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
     if added is not None:
-        add_adjustment(change, forgotten_at, -added.total.astype(np.float32))
+        shift -= added.total.astype(np.float32)
+        _shift_initial(change, ledger.initial, shift)
+    relink(change, rounds, whole=True)
+    _drop_clients(change, clients)
     return {}
+
+
+def _shift_initial(change: Transaction, initial: Model, shift: Flat) -> None:
+    """Move the initial model, so that the steps still lead to the current model."""
+    shift += initial.params.flat
+    params = Params(change.settings.layout, shift)
+    change.replace_initial(Model(params, initial.buffers))
 
 
 class _Replayed:
@@ -102,7 +123,6 @@ def _changes(
         row = replace(
             rows[entry.index],
             num_updates=entry.num_updates,
-            removed_share=entry.removed_share,
             step_norm=entry.step_norm,
             previous_product=entry.previous_product,
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfedul.errors import UnlearnRefusedError
-from fastfedul.ledger.changes.rewrite import content_of_row, relink
+from fastfedul.ledger.changes.rewrite import Staying, relink
 from fastfedul.ledger.changes.sums import put_vectors
 from fastfedul.ledger.participation import (
     Factor,
@@ -160,33 +160,26 @@ def _take_out(
     here: Participation,
 ) -> None:
     """Rewrite the rows of the rounds that some clients took part in."""
-    gone: dict[int, list[float]] = {}
-    numbers = set()
-    for client in clients:
-        numbers.add(change.client(client).id)
-        for update in ledger.updates_of(client):
-            gone.setdefault(update.round, []).append(update.share)
-    names: dict[int, str] = {}
+    numbers = {change.client(client).id for client in clients}
+    touched = {
+        update.round for client in clients for update in ledger.updates_of(client)
+    }
+    staying = Staying(change)
     rows = {}
-    for index, shares in sorted(gone.items()):
+    for index in sorted(touched):
         round_ = change.index.one(RoundRow, round=index)
-        num_updates = round_.num_updates - len(shares)
-        removed = round_.removed_share + sum(shares)
         # Only the sums know the new step itself.
         length = math.sqrt(here.step_square(frozenset(clients), index))
-        left = [
-            replace(update, step_product=None)
-            for update in change.index.rows(UpdateRow, None, round=index)
-            if update.client not in numbers
-        ]
+        updates = change.index.rows(UpdateRow, None, round=index)
+        left = [update for update in updates if update.client not in numbers]
+        left = staying.share_anew(index, left)
         change.index.replace(*left)
         round_ = replace(
             round_,
-            num_updates=num_updates,
-            removed_share=removed if num_updates else 1.0,
+            num_updates=len(left),
             step_norm=length,
             previous_product=0.0,
         )
-        content = content_of_row(change, round_, left, names)
-        rows[index] = replace(round_, content=content)
+        rows[index] = staying.sealed(round_, left)
+    staying.save()
     relink(change, rows)

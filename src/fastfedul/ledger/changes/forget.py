@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
 
-def move_model(change: Transaction, model: Model, delta: Flat) -> None:
-    """Make a cleaned model the current one, and record by how much it moved."""
+def move_model(change: Transaction, model: Model, delta: Flat, *, erase: bool) -> None:
+    """Make a cleaned model the current one, and record by how much it moved.
+
+    An erasure that follows takes the movement into the initial model at once.
+    """
     with change.writing_model(model, "forgetting"):
-        if change.settings.history == "rounds":
+        if change.settings.history == "rounds" and not erase:
             add_adjustment(change, change.head.num_rounds, delta)
         put_state(change, model.server, change.head.num_rounds, given=True)
 
@@ -32,6 +35,7 @@ def forget_clients(
     ledger: Ledger,
     change: Transaction,
     clients: Sequence[ClientId],
+    delta: Flat,
     details: Mapping[str, object],
     *,
     erase: bool,
@@ -47,7 +51,7 @@ def forget_clients(
         row = change.client(client)
         index.replace(replace(row, state="forgotten", forgotten_at=at))
     if erase:
-        details = {**details, **erase_clients(ledger, change, clients)}
+        details = {**details, **erase_clients(ledger, change, clients, delta)}
     if asked:
         details = {**details, "requests": [_described(r) for r in asked]}
     kind = "forget and erase" if erase else "forget"

@@ -7,12 +7,14 @@ vector each, so that little is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from fastfedul.errors import LedgerError
 from fastfedul.ledger.chain import content_of, genesis, link
+from fastfedul.ledger.erasure import shares_anew
+from fastfedul.ledger.roots import Roots, first_root_link, root_link
 from fastfedul.ledger.store.arrays import Part, Source, digest_in
 from fastfedul.ledger.store.entries import local_values
 from fastfedul.ledger.store.schema import (
@@ -60,9 +62,11 @@ def update_name(index: int, client: int) -> str:
     return f"{index}.update.{client}"
 
 
-def rewrite_rounds(change: Transaction, rounds: Iterable[RoundChange]) -> None:
-    """Change recorded rounds, given in order, and link the chain anew."""
-    names: dict[int, str] = {}
+def rewrite_rounds(
+    change: Transaction, rounds: Iterable[RoundChange]
+) -> dict[int, RoundRow]:
+    """Change recorded rounds, given in order; return their rows, to be linked anew."""
+    staying = Staying(change)
     rows: dict[int, RoundRow] = {}
     open_file = change.head.open_file
     with ExitStack() as stack:
@@ -73,19 +77,94 @@ def rewrite_rounds(change: Transaction, rounds: Iterable[RoundChange]) -> None:
                 rows[one.row.round] = one.row
                 continue
             if one.row.start is None:
-                rows[one.row.round] = _rewrite_apart(change, one, names)
+                rows[one.row.round] = _rewrite_apart(change, one, staying)
                 continue
             if current is None or current.file != one.row.file:
                 if current is not None:
                     rows |= current.finish()
                 assert one.row.file is not None
-                current = _Rewriting(change, one.row.file, stack, names, rows)
+                current = _Rewriting(change, one.row.file, stack, staying, rows)
             current.put(one)
         if current is not None:
             rows |= current.finish()
             if current.file == open_file:
                 change.set(open_file=current.number)
-    relink(change, rows)
+    staying.save()
+    return rows
+
+
+class Staying:
+    """The clients that stay while rounds are rewritten: names, totals and roots."""
+
+    def __init__(self, change: Transaction) -> None:
+        self._change = change
+        self._names: dict[int, str] = {}
+        self._gains: dict[int, tuple[float, float]] = {}
+        self._roots = Roots(change.ledger_row)
+
+    def share_anew(self, index: int, updates: Sequence[UpdateRow]) -> list[UpdateRow]:
+        """Return the rows of a round's remaining participants with their new shares.
+
+        The products with the old step go, because an erased client is in that step.
+        """
+        found = []
+        shares = shares_anew(index, [update.share for update in updates])
+        for update, share in zip(updates, shares, strict=True):
+            gain = share - update.share
+            summed = gain * (update.norm or 0.0) if update.summed else 0.0
+            before = self._gains.get(update.client, (0.0, 0.0))
+            self._gains[update.client] = (before[0] + gain, before[1] + summed)
+            # Not dataclasses.replace, which takes longer than everything else here.
+            found.append(
+                UpdateRow(
+                    update.client,
+                    update.round,
+                    share,
+                    update.keep_probability,
+                    update.file,
+                    update.array,
+                    update.norm,
+                    None,
+                    update.summed,
+                )
+            )
+        return found
+
+    def save(self) -> None:
+        """Write the new totals of the clients."""
+        rows = self._change.index.rows_by_key(ClientRow, "id", set(self._gains))
+        self._change.index.replace(
+            *(
+                replace(
+                    row,
+                    shares=row.shares + self._gains[number][0],
+                    contribution=row.contribution + self._gains[number][1],
+                )
+                for number, row in rows.items()
+            )
+        )
+
+    def sealed(self, row: RoundRow, updates: Sequence[UpdateRow]) -> RoundRow:
+        """Return the row of a round with the digests of its contents."""
+        names = [self._name(update.client) for update in updates]
+        participants = [
+            (name, update.share, update.keep_probability, digest_in(update.array))
+            for name, update in zip(names, updates, strict=True)
+        ]
+        content = content_of(
+            row.round,
+            row.use,
+            digest_in(row.step),
+            local_values(row),
+            sorted(participants),
+        )
+        return replace(row, content=content, root=self._roots.root(row.round, names))
+
+    def _name(self, number: int) -> str:
+        if number not in self._names:
+            found = self._change.index.one(ClientRow, id=number).name
+            self._names[number] = found
+        return self._names[number]
 
 
 class _Rewriting:
@@ -96,11 +175,11 @@ class _Rewriting:
         change: Transaction,
         file: int,
         stack: ExitStack,
-        names: dict[int, str],
+        staying: Staying,
         changed: Mapping[int, RoundRow],
     ) -> None:
         self._change = change
-        self._names = names
+        self._staying = staying
         self._changed = changed
         self._left = change.index.rows(RoundRow, None, file=file)
         span = (self._left[0].round, self._left[-1].round)
@@ -161,6 +240,8 @@ class _Rewriting:
             for update, own in zip(kept, stored[1:], strict=True)
         }
         new = [_rewritten(update, places, one) for update in updates]
+        if one.erased:
+            new = self._staying.share_anew(index, new)
         self._new += new
         row = replace(
             row,
@@ -170,7 +251,7 @@ class _Rewriting:
             num_kept=len(kept),
         )
         if one.moves:
-            row = replace(row, content=content_of_row(change, row, new, self._names))
+            row = self._staying.sealed(row, new)
         self._rows[index] = row
 
     def _bytes(self, source: Source) -> memoryview | None:
@@ -181,9 +262,7 @@ class _Rewriting:
         return self._data[offset : offset + source.num_bytes]
 
 
-def _rewrite_apart(
-    change: Transaction, one: RoundChange, names: dict[int, str]
-) -> RoundRow:
+def _rewrite_apart(change: Transaction, one: RoundChange, staying: Staying) -> RoundRow:
     """Change a round whose vectors lie in files of their own; return its row."""
     row, index, settings = one.row, one.row.round, change.settings
     if one.step is not None:
@@ -201,19 +280,21 @@ def _rewrite_apart(
             places[update.client] = (update.file, update.array)
     gone = one.erased | one.dropped
     for file, own in by_file.items():
-        staying = [update for update in own if update.client not in gone]
-        if len(staying) == len(own):
+        left = [update for update in own if update.client not in gone]
+        if len(left) == len(own):
             continue
         change.remove_file(file)
-        parts = [_copied(change, file, update) for update in staying]
+        parts = [_copied(change, file, update) for update in left]
         for new_file, stored in change.write_apart([parts] if parts else []):
-            for update, place in zip(staying, stored, strict=True):
+            for update, place in zip(left, stored, strict=True):
                 places[update.client] = (new_file, place.packed())
     left = [update for update in updates if update.client not in one.erased]
     new = [_rewritten(update, places, one) for update in left]
+    if one.erased:
+        new = staying.share_anew(index, new)
     change.index.replace(*new)
     row = replace(row, num_kept=sum(update.array is not None for update in new))
-    return replace(row, content=content_of_row(change, row, new, names))
+    return staying.sealed(row, new)
 
 
 def _copied(change: Transaction, file: int, update: UpdateRow) -> Part:
@@ -252,63 +333,38 @@ def _rewritten(
         file,
         array,
         update.norm,
-        update.step_product if one.step is None else None,
+        update.step_product,
         update.summed,
     )
 
 
-def content_of_row(
-    change: Transaction,
-    row: RoundRow,
-    updates: Iterable[UpdateRow],
-    names: dict[int, str],
-) -> bytes:
-    """Return the digest of what a round contains, given its rows.
+def relink(
+    change: Transaction, rows: Mapping[int, RoundRow], *, whole: bool = False
+) -> None:
+    """Write rows of rounds that changed, and the chains anew.
 
     Args:
         change: The transaction.
-        row: The round.
-        updates: Its participants.
-        names: Names of clients by number, filled as they are looked up.
+        rows: The rows, by round.
+        whole: Whether to link all rounds anew, and not only from the first row on.
     """
-    participants = []
-    for update in updates:
-        if update.client not in names:
-            names[update.client] = change.index.one(ClientRow, id=update.client).name
-        participants.append(
-            (
-                names[update.client],
-                update.share,
-                update.keep_probability,
-                digest_in(update.array),
-            )
-        )
-    return content_of(
-        row.round,
-        row.removed_share,
-        row.use,
-        digest_in(row.step),
-        local_values(row),
-        sorted(participants),
-    )
-
-
-def relink(change: Transaction, rows: Mapping[int, RoundRow]) -> None:
-    """Write rows of rounds that changed, and the chain anew from the first one on."""
-    if not rows:
+    if not rows and not whole:
         return
-    first = min(rows)
+    first = 0 if whole else min(rows)
     index = change.index
     if first:
-        chain = index.one(RoundRow, round=first - 1).chain
+        before = index.one(RoundRow, round=first - 1)
+        chain, root_chain = before.chain, before.root_chain
     else:
-        chain = first_link(index.one(LedgerRow, id=1))
+        ledger = change.ledger_row
+        chain, root_chain = first_link(ledger), first_root_link(ledger.ledger_id)
     last = index.counts[RoundRow.table] - 1
     linked = []
     for row in index.rows(RoundRow, (first, last)):
         new = rows.get(row.round, row)
         chain = link(chain, new.content)
-        linked.append(replace(new, chain=chain))
+        root_chain = root_link(root_chain, chain, new.root)
+        linked.append(replace(new, chain=chain, root_chain=root_chain))
     index.replace(*linked)
     change.set(chain=chain)
 

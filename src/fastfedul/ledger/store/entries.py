@@ -69,7 +69,6 @@ def round_entry(row: RoundRow) -> RoundEntry:
     return RoundEntry(
         row.round,
         row.num_updates,
-        row.removed_share,
         row.use,
         math.nan if row.step_norm is None else row.step_norm,
         row.previous_product,

@@ -41,7 +41,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow(Row):
-    """What was decided when the ledger was created."""
+    """Decisions of the ledger's creation, and its initial model.
+
+    `first` is the digest of the initial model that the ledger was created with. An
+    erasure replaces `file` and `initial`.
+    """
 
     table: ClassVar[str] = "ledger"
 
@@ -56,6 +60,7 @@ class LedgerRow(Row):
     ledger_id: str
     federation: str | None
     receipt_secret: bytes
+    first: bytes
     optimizer: str | None
 
 
@@ -93,7 +98,8 @@ class RoundRow(Row):
 
     The step and the kept updates of a small round are one image, which begins at
     `start` of `file`. For a large round `start` is None: the step is alone in `file`,
-    and the updates lie in files of their own.
+    and the updates lie in files of their own. `root` is the Merkle root over the
+    participants, and `root_chain` covers all roots and the chain up to here.
     """
 
     table: ClassVar[str] = "rounds"
@@ -101,7 +107,6 @@ class RoundRow(Row):
     round: int
     num_updates: int
     num_kept: int
-    removed_share: float
     use: KeepUse
     file: int | None
     start: int | None
@@ -117,6 +122,8 @@ class RoundRow(Row):
     next_clipping_norm: float | None
     content: bytes
     chain: bytes
+    root: bytes
+    root_chain: bytes
 
 
 @dataclass(frozen=True, slots=True)

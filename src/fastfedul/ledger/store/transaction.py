@@ -26,13 +26,14 @@ from fastfedul.ledger.store.schema import (
     ClientRow,
     FileRow,
     HeadRow,
+    LedgerRow,
     ModelRow,
 )
 from fastfedul.params import Flat
 from fastfedul.records import ClientId, Model, ModelOrigin, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
-"""Number of the file of the model that a ledger starts from."""
+"""Number of the file of a new ledger's first model; an erasure writes another file."""
 
 SHARED_BYTES = 4 << 20
 """Rounds share a file while it stays below this."""
@@ -126,8 +127,23 @@ class Transaction:
         before = self.before
         at = before.num_rounds if origin == "round" else before.num_events + 1
         self.index.add(ModelRow(before.num_models + 1, stored.digest, origin, at))
-        if old != INITIAL_FILE:
+        if old != self.ledger_row.file:
             self.remove_file(old)
+
+    @property
+    def ledger_row(self) -> LedgerRow:
+        """The row of what was decided when the ledger was created."""
+        return self.index.one(LedgerRow, id=1)
+
+    def replace_initial(self, model: Model) -> None:
+        """Let a model take the place of the initial model."""
+        number, row = self._new_number(), self.ledger_row
+        layout, flat = self.settings.layout, model.params.flat
+        num_bytes, stored = write_model(self.files, number, layout, flat, model.buffers)
+        self._add_file(FileRow(number, num_bytes, num_bytes, b""))
+        self.index.replace(replace(row, file=number, initial=stored.packed()))
+        if row.file != self.head.file:
+            self.remove_file(row.file)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[ArrayWriter]:

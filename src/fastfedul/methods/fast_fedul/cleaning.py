@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastfedul.ledger.erasure import without
+from fastfedul.ledger.erasure import leave_whole, without
 from fastfedul.methods.fast_fedul.tracing import Leaving
 from fastfedul.records import RoundEntry, UpdateEntry, VectorRef
 
@@ -60,7 +60,7 @@ def _cleaned(
     round_: RoundEntry, asked: Sequence[UpdateEntry], earlier: Sequence[UpdateEntry]
 ) -> CleanedStep:
     gone = [*asked, *earlier]
-    before = 1 - round_.removed_share - sum(update.share for update in earlier)
+    before = 1 - sum(update.share for update in earlier)
     of_step, of_updates = without(round_, gone)
     kept = [(u, f) for u, f in zip(gone, of_updates, strict=True) if u.kept]
     left = before - sum(update.share for update in asked)
@@ -74,7 +74,6 @@ def _cleaned(
         (of_step, *(factor for _, factor in kept)),
         left if num_left > 0 else 0.0,
         num_left,
-        round_.use == "aggregate"
-        or all(u.kept and u.keep_probability == 1 for u in gone),
+        leave_whole(round_, gone),
         round_.use == "aggregate",
     )

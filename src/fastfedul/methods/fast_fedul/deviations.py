@@ -499,10 +499,9 @@ def paired_deviations(
         index: {name: place.share for name, place in places.items() if name not in gone}
         for index, places in here.places.items()
     }
-    original = {r.index: 1 - r.removed_share for r in here.rounds}
-    left = {i: original[i] * math.fsum(own.values()) for i, own in shares.items()}
+    left = {i: math.fsum(own.values()) for i, own in shares.items()}
     mass = math.fsum(
-        original[i] ** 2 * _pair_mass(list(own.values())) / left[i]
+        _pair_mass(list(own.values())) / left[i]
         for i, own in shares.items()
         if left[i] > 0
     ) / (math.fsum(left.values()) or 1.0)
@@ -510,7 +509,7 @@ def paired_deviations(
     for pair in ledger.pairs():
         own = shares[pair.round]
         if pair.client in own and pair.other in own:
-            product = original[pair.round] ** 2 * own[pair.client] * own[pair.other]
+            product = own[pair.client] * own[pair.other]
             refs.append(VectorRef(pair.round, pair.client, pair.other))
             weights.append(pair.odds * product / left[pair.round])
             places = here.places[pair.round]

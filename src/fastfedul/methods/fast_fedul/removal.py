@@ -133,7 +133,7 @@ def standard_error(removal: Leaving, decay: Array) -> float | None:
         if round_.use == "aggregate" and any(u.keep_probability < 1 for u in updates):
             return None
         gone = (*updates, *removal.earlier.get(round_.index, ()))
-        left = 1 - round_.removed_share - sum(update.share for update in gone)
+        left = 1 - sum(update.share for update in gone)
         for update in updates:
             probability = update.keep_probability
             stored = update.kept or update.summed

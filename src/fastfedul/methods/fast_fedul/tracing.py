@@ -188,18 +188,17 @@ class GammaTerms:
         of_request = np.arange(len(gone)) < len(asked)
         shares = np.array([u.share for u in gone])
         weights = np.array([u.weight for u in gone])
-        remaining = 1 - np.array([r.removed_share for r in rounds])
         present = np.array([r.num_updates for r in rounds], np.int64)
         of_step, of_updates = [], []
         for group in (np.ones(len(gone), bool), ~of_request):
-            left = remaining - np.bincount(own[group], shares[group], len(rounds))
+            left = 1 - np.bincount(own[group], shares[group], len(rounds))
             nobody = np.bincount(own[group], minlength=len(rounds)) == present
             for place in np.flatnonzero(~nobody & (left <= 0)).tolist():
                 # It raises, and says why.
                 here = [u for u, i in zip(gone, own, strict=True) if i == place]
                 without(rounds[place], here)
             scale = np.divide(1.0, left, out=np.zeros(len(rounds)), where=~nobody)
-            of_step.append(remaining * scale)
+            of_step.append(scale)
             of_updates.append(np.where(group, -weights * scale[own], 0.0))
         kept = np.array([u.kept for u in gone], bool)
         stored = [u for u in gone if u.kept]

@@ -229,7 +229,6 @@ class _Staying:
         shares = np.bincount(index, [u.share for u in gone], count)
         kept = np.bincount(index, [u.kept for u in gone], count).astype(np.int64)
         there = np.array([r.num_updates for r in rounds], np.int64)
-        removed = np.array([r.removed_share for r in rounds])
         nobody = there == np.bincount(index, minlength=count)
         # Without a count of kept updates, every participant has to be looked at.
         stored = [
@@ -239,7 +238,7 @@ class _Staying:
             for r in rounds
         ]
         return cls(
-            np.where(nobody, 0.0, 1 - removed - shares),
+            np.where(nobody, 0.0, 1 - shares),
             np.array(stored, np.int64) - kept,
         )
 
@@ -381,7 +380,10 @@ def _from_sums(
             earlier_off += abs(factor) * clients[name].difference_off
         off += after[name].off + again.off
     length = norm(removed) or 1.0
-    left = [(1 - r.removed_share) * (1 - here.share_of(gone, r.index)) for r in rounds]
+    left = [
+        1 - here.share_of(gone, r.index) if here.places[r.index] else 0.0
+        for r in rounds
+    ]
     squares = [here.step_square(gone, index) for index in sorted(here.places)]
     longest = {
         index: longest_that_counts(
