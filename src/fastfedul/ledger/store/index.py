@@ -50,8 +50,8 @@ class Index:
 
     def __init__(self, path: Path, *, write: bool, create: bool = False) -> None:
         self.path = path
-        # Readers open for writing too: only so can SQLite roll back what a killed
-        # writer left behind. It falls back to reading where writing is not allowed.
+        # Readers open for writing too: only so can SQLite roll back the change of a
+        # killed writer. It falls back to reading where writing is not allowed.
         mode = "rwc" if create else "rw"
         quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f")
         quoted = quoted.replace("#", "%23")
@@ -91,8 +91,8 @@ class Index:
     def reading(self) -> Iterator[None]:
         """Hold one consistent view of the index.
 
-        Errors of the block itself pass through: only those of SQLite become a
-        ledger's.
+        Errors of SQLite become errors of the ledger. Errors of the block itself pass
+        through.
         """
         if self._in_transaction():
             yield
@@ -127,7 +127,7 @@ class Index:
             self.counts[rows[0].table] += len(rows)
 
     def replace(self, *rows: Row) -> None:
-        """Write rows of one table over those with the same keys."""
+        """Write rows of one table over the rows with the same keys."""
         self._put("REPLACE", rows)
 
     def _put(self, verb: str, rows: Sequence[Row]) -> None:
@@ -168,7 +168,7 @@ class Index:
             equal: Values that columns must have.
 
         Raises:
-            LedgerDamagedError: If a row is not what was written.
+            LedgerDamagedError: If a row was changed since it was written.
         """
         clauses = [f"{column} = ?" for column in equal]
         clauses += ["round BETWEEN ? AND ?"] if span else []
@@ -273,7 +273,7 @@ class Index:
         )
 
     def changed_rows(self, row: type[Row]) -> list[str]:
-        """Return the places of all rows of a table that are not what was written."""
+        """Return the places of all rows of a table that were changed."""
         found = self._fetch(f"SELECT * FROM {row.table}")
         return [
             f"{self.describe(row, values)} was changed"
@@ -282,7 +282,7 @@ class Index:
         ]
 
     def num_bytes(self) -> int:
-        """Return the size of the file, what is not committed yet included."""
+        """Return the size of the file, with the rows that are not committed yet."""
         pages = int(self._fetch("PRAGMA page_count")[0][0])
         return pages * int(self._fetch("PRAGMA page_size")[0][0])
 
@@ -301,7 +301,7 @@ class Index:
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
-        """Return whether tables and indexes are those of this format."""
+        """Return whether this format defines exactly these tables and indexes."""
         found = set(self._fetch(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
         return found == catalogue()
 
