@@ -181,9 +181,9 @@ def test_with_shares_that_vary_it_is_no_further_off_than_it_says_or_is_refused(
 
 
 def said_of(found: Undamped) -> float:
-    """Return how far off what is removed may be, rounded up as far as it was."""
+    """Return how far off the removed part may be, rounded up as far as it was."""
     for text in found.notes:
-        if text.startswith("what is removed may be off by"):
+        if text.startswith("the removed part may be off by"):
             return (float(text.split("%")[0].rpartition(" ")[2]) + 0.006) / 100
     return 0.0
 

@@ -23,20 +23,20 @@ _APPEND_OVER_WRITE = 1.3
 _FORGET_OVER_READ = 1.2
 _ALGEBRA_SECONDS = 1e-6
 """From `benchmarks/scale.py`: an append over a plain write of its bytes; bytes that a
-forgetting reads over those it needs, because a disk is slower than what checks them;
+forgetting reads over the bytes it needs, because checking is faster than a disk;
 seconds of linear algebra for each parameter with 64 updates, on two cores."""
 
 _SAMPLED = 64
 """Updates of the others that forgetting reads, three times."""
 
 _ROW_BYTES, _INDEX_BYTES = 400, 100_000
-"""What the index takes for a participant of a round, and when it is empty."""
+"""Bytes of the index for a participant of a round, and of an empty index."""
 
 _FIRST_INDEX_BYTES = 128 * 1024
 """Bytes of the index after a first round: 112 KiB, and 16 KiB for the log."""
 
 ENTRY_BYTES = 90
-"""What the header of a file takes for a vector."""
+"""Bytes of a file's header for each vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,10 @@ def require_room(settings: LedgerSettings, num_rounds: int = 1) -> None:
 
 
 def _rewritten_bytes(per_round: int, update: int, exact: int) -> int:
-    """Return what an erasure writes for a round: its step, and what shares a file."""
+    """Return the bytes that an erasure writes for a round.
+
+    These are the step, and the updates that share a file with an erased update.
+    """
     if per_round <= SHARED_BYTES:
         return per_round
     shared = 0 if update >= SHARED_BYTES else max(SHARED_BYTES, per_round // 64)
@@ -190,7 +193,7 @@ def estimate(
     write_rate: float = WRITE_RATE,
     read_rate: float = READ_RATE,
 ) -> Estimate:
-    """Return what the ledger of a federation takes.
+    """Return the disk and time that the ledger of a federation takes.
 
     Args:
         federation: Sizes of the federation.

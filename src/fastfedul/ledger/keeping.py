@@ -2,8 +2,8 @@
 
 Thanh Trung Huynh et al., "Fast-FedUL: A Training-Free Federated Unlearning with
 Provable Skew Resilience", ECML PKDD 2024, section 4.2. The optimal probabilities are
-those of Horvath and Richtarik, "Nonconvex variance reduced optimization with arbitrary
-sampling", ICML 2019: they minimise the variance of the weighted sum of what is kept.
+from Horvath and Richtarik, "Nonconvex variance reduced optimization with arbitrary
+sampling", ICML 2019: they minimise the variance of the weighted sum of kept updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Which updates of each round to keep, and what dropping one means.
+    """A policy that decides which updates of each round the ledger keeps.
 
     Attributes:
         policy: `all`; `optimal`: independent draws with the probabilities that give
@@ -89,7 +89,7 @@ class Keep:
 
     @property
     def history(self) -> History:
-        """What a ledger with this policy is made of."""
+        """Kind of history of a ledger with this policy."""
         return "sums" if self.policy == "sums" else "rounds"
 
     @property
@@ -100,8 +100,8 @@ class Keep:
     def __call__(self, round_: Round) -> Round:
         """Return the round with every update marked as kept or not.
 
-        The updates come back sorted by client: what is drawn for whom must not depend
-        on the order in which they arrived.
+        The updates come back sorted by client: a client's draw must not depend on the
+        order in which updates arrived.
         """
         ordered = sorted(round_.updates, key=lambda update: update.client)
         sizes = [1.0] * len(ordered)
@@ -117,7 +117,7 @@ class Keep:
     def choose(
         self, magnitudes: Floats, index: int
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return probabilities and what is kept of a round.
+        """Return the keeping probabilities, and which updates of a round are kept.
 
         Args:
             magnitudes: Share times norm of each update, sorted by client.
@@ -149,7 +149,7 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, count: int) -> Floats:
 
     They minimise the sum of (1 - p) / p times the squared magnitude, subject to p at
     most 1 and their sum being the smaller of the count and the number of updates.
-    Updates of magnitude zero share what the others leave over.
+    Updates of magnitude zero share the rest of that sum.
 
     Args:
         magnitudes: Share times norm of each update.

@@ -29,7 +29,7 @@ class Place:
         reach: How far the round would have gone elsewhere without it, at most.
         away: Length of its deviation from the step, at most.
         along: Inner product of its deviation with the step; 0 if unknown.
-        update: What the ledger knows of its update.
+        update: The ledger's facts about its update.
     """
 
     share: float
@@ -127,7 +127,7 @@ class Participation:
 
 
 def participation(ledger: Ledger) -> Participation:
-    """Return who took part in which round, with what can be known of it."""
+    """Return everybody's part in every round, as far as the ledger tells."""
     rounds = tuple(ledger.rounds())
     places: dict[int, dict[ClientId, Place]] = {}
     for round_ in rounds:
@@ -173,11 +173,11 @@ def mean_factor(pairs: Iterable[tuple[float, float]]) -> Factor:
 
 
 def joint_factors(here: Participation, gone: Set[ClientId]) -> dict[ClientId, Factor]:
-    """Return what each client's own difference counts when all of them go.
+    """Return the factor of each client's own difference when all of them go.
 
     Raises:
-        UnlearnRefusedError: If a round had several of them and nobody else: what it
-            added to the model is not in their sums.
+        UnlearnRefusedError: If a round had several of them and nobody else: their sums
+            do not have the step of that round.
     """
     found = {}
     # Of each round once: very many clients may go.

@@ -40,23 +40,24 @@ LOST = (
     "the models between the first and the current one (params_at)",
     "exactness of forgetting several clients, unless shares never vary: it becomes "
     "approximate and says how far off it may be",
-    "the hash chain's hold on what was sent: it covers who took part, and how much",
+    "the hash chain over the updates: it covers the clients of a round and their "
+    "shares",
     "erasing one client after the other where shares vary: each erasure adds to the "
     "possible error, and beyond a quarter forgetting is refused",
     "the age of marks, by which forgetting from rounds comes nearer to retraining",
 )
-"""What a ledger of sums does not have any more."""
+"""Abilities that a ledger loses with its rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What compacting does to a ledger.
+    """The effects of compacting a ledger.
 
     Attributes:
         bytes_before: Bytes of its array files with the rounds.
         bytes_after: Bytes of its array files with the sums.
-        lost: What is not possible any more, in words.
-        notes: What is not exact in the sums, in words.
+        lost: Abilities that the ledger loses, in words.
+        notes: Inexact parts of the sums, in words.
     """
 
     bytes_before: int
@@ -66,7 +67,7 @@ class Compaction:
 
 
 def plan_compaction(ledger: LedgerReader, sums_from: int) -> Compaction:
-    """Return what compacting a ledger would do; nothing is changed.
+    """Return the effects of compacting a ledger; nothing is changed.
 
     Args:
         ledger: The ledger.
@@ -100,8 +101,8 @@ def turn_to_sums(
 ) -> None:
     """Write everybody's vectors and some pairs, and let go of all vectors of rounds.
 
-    A client none of whose updates was kept gets no vector: nothing tells what to take
-    out of the model for it.
+    A client gets no vector if none of its updates was kept: the ledger cannot tell its
+    part in the model.
     """
     index = change.index
     offered = _offered(ledger)
@@ -164,14 +165,14 @@ def _placed(
     change: Transaction,
     offered: list[tuple[int, OfferedPair, UpdateEntry, UpdateEntry]],
 ) -> tuple[list[PlacedPair], Iterator[Flat]]:
-    """Return pairs with their places, and what gives their differences one by one."""
+    """Return pairs with their places, and an iterator over their differences."""
     numbers: dict[str, int] = {}
     for _, _, left, right in offered:
         for name in (left.client, right.client):
             numbers[name] = change.client(name).id
     pairs = []
     for index, pair, left, right in offered:
-        # A sampled pair stands for those that were not kept, too.
+        # A sampled pair also stands for pairs that were not kept.
         odds = pair.odds / (left.keep_probability * right.keep_probability or 1.0)
         place = (index, numbers[left.client], numbers[right.client])
         pairs.append((replace(pair, odds=odds), place))
@@ -203,7 +204,7 @@ def _check_compactable(ledger: LedgerReader) -> None:
         if round_.use == "aggregate":
             problem = (
                 f"in round {round_.index} only the updates that were kept count, so "
-                "sums over all of them do not say what is in the model"
+                "sums over all updates are not the client's part in the model"
             )
     if problem:
         raise LedgerError(f"{ledger.path} cannot be compacted: {problem}")
@@ -217,8 +218,8 @@ def _not_exact(ledger: LedgerReader) -> tuple[str, ...]:
     dropped = count - sum(round_.num_kept or 0 for round_ in rounds)
     if dropped:
         notes.append(
-            f"{dropped} of {count} updates were not kept: the sums have them only as "
-            "far as those that were kept stand for them"
+            f"{dropped} of {count} updates were not kept: in the sums, the kept "
+            "updates stand for them"
         )
     if dtypes != ("float32", "float32"):
         notes.append(

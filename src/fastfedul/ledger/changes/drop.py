@@ -1,4 +1,4 @@
-"""Keeps a ledger within its budget: it gives up what is worth least, and logs it.
+"""Keeps a ledger within its budget: it gives up the least useful vectors, and logs it.
 
 A ledger of rounds gives up updates: of the oldest rounds first, and in a round the
 smallest contributions first. Steps and models stay.
@@ -29,7 +29,7 @@ from fastfedul.ledger.store.schema import ClientRow, EventRow, RoundRow, UpdateR
 from fastfedul.ledger.store.transaction import Transaction
 
 _SPARE_BYTES = 16_384
-"""Room that the log of what was dropped may take in the index."""
+"""Bytes of the index that the log of dropped vectors may take."""
 
 FEWEST_PAIRS = 32
 """Pairs that outlive the vectors of clients.
@@ -76,7 +76,7 @@ class Dropped:
         return self.updates == self.pairs == 0
 
     def add(self, other: Dropped) -> None:
-        """Count what was dropped before or after this."""
+        """Add the vectors that were dropped before or after these."""
         self.updates += other.updates
         self.clients += other.clients
         self.pairs += other.pairs
@@ -87,12 +87,12 @@ class Dropped:
         self.last_round = max((r for r in rounds if r is not None), default=None)
 
     def details(self) -> dict[str, int | None]:
-        """Return what the log keeps."""
+        """Return the numbers as the details of an entry of the log."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def read(cls, details: dict[str, int | None]) -> Dropped:
-        """Return what an entry of the log says."""
+        """Return the numbers that an entry of the log has."""
         return cls(**{name: details[name] for name in cls.__slots__})  # type: ignore[arg-type]
 
 
@@ -213,7 +213,7 @@ def _drop_pairs(change: Transaction, excess: int, least: int, dropped: Dropped) 
 
 
 def _log(change: Transaction, dropped: Dropped, budget: int) -> None:
-    """Add to the log; what is dropped round after round is one entry.
+    """Add to the log; drops in one round after the other are one entry.
 
     The entry names nobody: there may be a million clients. Each client's row counts
     its own updates that were dropped.

@@ -238,9 +238,9 @@ class ArrayFiles:
             number, reason = min(left.items())
             raise LedgerError(
                 f"the change is recorded, but {len(left)} of the files that it made "
-                f"superfluous cannot be removed from {self.folder}, and still hold "
-                f"what was to go: {file_name(number)}: {reason}; see to it and repeat "
-                "the command"
+                f"superfluous cannot be removed from {self.folder}, and still hold the "
+                f"removed vectors: {file_name(number)}: {reason}; remove the reason "
+                "and repeat the command"
             )
 
     def undo(self, created: Collection[int], continued: Mapping[int, int]) -> None:
@@ -288,8 +288,8 @@ class ArrayFiles:
 
         Files that the index has let go of are removed. Files that it does not know yet
         are set aside until the next change is committed: then the ledger has gone on
-        without them. Bytes behind those that count in a shared file are cut off. A file
-        that does not look like an array file was not left by a writer, and stays.
+        without them. A shared file is cut behind the bytes that count. A file that does
+        not look like an array file was not left by a writer, and stays.
 
         Args:
             known: Bytes that count in each committed file, by number.
@@ -316,7 +316,7 @@ class ArrayFiles:
                 sync_folder(self.folder)
         except OSError as error:
             raise LedgerError(
-                f"cannot remove what an interrupted writer left in {self.folder}: "
+                f"cannot remove the files of an interrupted writer in {self.folder}: "
                 f"{why(error)}"
             ) from None
 
@@ -373,7 +373,7 @@ class ArrayFiles:
         """Let go of the resources of reading."""
 
     def _unlink(self, numbers: Collection[int]) -> dict[int, str]:
-        """Remove files; return the reasons for those that cannot be removed."""
+        """Return why files cannot be removed, by number; the other files are gone."""
         left = {}
         for number in numbers:
             try:

@@ -90,7 +90,7 @@ class Source:
         stored: Where in the file, and its checksums.
         dtype: How the values are stored.
         size: Number of values.
-        place: What to call it in an error, such as `round 3, client 'a'`.
+        place: Name of the vector in an error, for instance `round 3, client 'a'`.
     """
 
     file: int

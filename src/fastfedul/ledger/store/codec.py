@@ -8,6 +8,7 @@ conversion, which is several times slower than these integer operations.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -51,6 +52,7 @@ def num_scales(dtype: StorageDtype, size: int) -> int:
     return -(-size // SCALE_BLOCK) if has_scales(dtype) else 0
 
 
+@lru_cache(maxsize=64)
 def encoded_bytes(dtype: StorageDtype, size: int) -> int:
     """Return the bytes of a vector of so many values, without the header of its file.
 
@@ -113,8 +115,8 @@ def decode_into(
         return
     assert scales is not None
     if dtype == "float16":
-        # Sign, exponent and mantissa move to float32's places; what is then missing
-        # is the difference of the two exponent biases.
+        # Sign, exponent and mantissa move to float32's places. The multiplication
+        # makes up for the difference of the two exponent biases.
         np.copyto(bits, values.view(np.int16))
         np.left_shift(bits, 13, out=bits)
         np.bitwise_and(bits, np.int32(-0x70002000), out=bits)

@@ -96,8 +96,8 @@ class Index:
     def reading(self) -> Iterator[None]:
         """Hold one consistent view of the index.
 
-        Errors of the block itself pass through: only those of SQLite become a
-        ledger's.
+        Errors of SQLite become errors of the ledger. Errors of the block itself pass
+        through.
 
         Raises:
             LedgerError: If the block finds damage in a view that is no longer the
@@ -158,7 +158,7 @@ class Index:
             self.counts[rows[0].table] += len(rows)
 
     def replace(self, *rows: Row) -> None:
-        """Write rows of one table over those with the same keys."""
+        """Write rows of one table over the rows with the same keys."""
         self._put("REPLACE", rows)
 
     def _put(self, verb: str, rows: Sequence[Row]) -> None:
@@ -199,7 +199,7 @@ class Index:
             equal: Values that columns must have.
 
         Raises:
-            LedgerDamagedError: If a row is not what was written.
+            LedgerDamagedError: If a row was changed since it was written.
         """
         clauses = [f"{column} = ?" for column in equal]
         clauses += ["round BETWEEN ? AND ?"] if span else []
@@ -304,7 +304,7 @@ class Index:
         )
 
     def changed_rows(self, row: type[Row]) -> list[str]:
-        """Return the places of all rows of a table that are not what was written."""
+        """Return the places of all rows of a table that were changed."""
         found = self._fetch(f"SELECT * FROM {row.table}")
         return [
             f"{self.describe(row, values)} was changed"
@@ -313,7 +313,7 @@ class Index:
         ]
 
     def num_bytes(self) -> int:
-        """Return the size of the file, what is not committed yet included."""
+        """Return the size of the file, with the rows that are not committed yet."""
         pages = int(self._fetch("PRAGMA page_count")[0][0])
         return pages * int(self._fetch("PRAGMA page_size")[0][0])
 
@@ -333,7 +333,7 @@ class Index:
             raise LedgerDamagedError(f"{self.path} is damaged: it has the wrong size")
 
     def is_as_defined(self) -> bool:
-        """Return whether tables and indexes are those of this format."""
+        """Return whether this format defines exactly these tables and indexes."""
         found = set(self._fetch(f"{_CATALOGUE} WHERE sql IS NOT NULL"))
         return found == catalogue()
 

@@ -55,7 +55,7 @@ class Version:
 
     Attributes:
         name: Name of the object below the prefix.
-        number: What S3 calls the version.
+        number: Name of the version in S3.
         latest: Whether a reader of the object gets this version.
         marker: Whether it says that the object was deleted.
     """

@@ -272,7 +272,7 @@ def _combine_small(
 
 
 def _groups(count: int, pairs: Sequence[Pair]) -> list[list[int]]:
-    """Split positions into small groups, with both sides of a pair in the same one."""
+    """Return positions in small groups; both sides of a pair are in one group."""
     group_of: dict[int, list[int]] = {}
     for left, right in pairs:
         one = group_of.setdefault(left, [left])

@@ -6,10 +6,9 @@ of all rows sum to 1. A ledger of sums has no updates; there a row is a differen
 two staying clients' updates, with weights that make the rows scatter as deviations do.
 
 The leavers must not be in a row: their own mark would pass for a difference between
-clients, and forgetting would hold it back. Nor may one staying client decide what is
-held back for others by sending a huge update: in the rows, an update that is longer
-than `LONGEST` times the median length of its round, and than the upper quartile, is
-shortened.
+clients, and forgetting would hold it back. Nor may one staying client decide by a huge
+update how much is held back for others. In the rows, an update is shortened if it is
+longer than `LONGEST` times the median length of its round, and than the upper quartile.
 """
 
 from __future__ import annotations

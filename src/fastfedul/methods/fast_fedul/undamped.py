@@ -410,17 +410,18 @@ def _how_far_off(off: float, earlier: float) -> tuple[str, ...]:
     # In this form the condition refuses NaN, too.
     if not off + earlier <= _TOO_FAR:
         raise UnlearnRefusedError(
-            "shares vary from round to round and this ledger has sums only: with who "
-            f"left before, what it would remove may be off by {off + earlier:.0%}; "
-            "forget fewer clients at once, or retrain without them"
+            "shares vary from round to round and this ledger has sums only: with the "
+            "clients that left before, the removed part may be off by "
+            f"{off + earlier:.0%}; forget fewer clients at once, or retrain without "
+            "them"
         )
     return (
-        *_say("what is removed", off),
-        *_say("a client's sum, after those erased from it,", earlier),
+        *_say("the removed part", off),
+        *_say("a client's sum, after earlier erasures,", earlier),
     )
 
 
-def _say(what: str, off: float) -> tuple[str, ...]:
+def _say(part: str, off: float) -> tuple[str, ...]:
     if off < _WORTH_SAYING:
         return ()
-    return (f"{what} may be off by {off:.2%}, because shares vary between rounds",)
+    return (f"{part} may be off by {off:.2%}, because shares vary between rounds",)
