@@ -151,7 +151,7 @@ def _from_servers(
     A mark is the difference that a round added to the model. Deviations and means count
     as the second server scales them in their round, so that their variances and lengths
     are lengths of the model. The pull of local training counts as it is: divided by the
-    server's gain, more of the model was lost and, of large gains, less backdoor stayed.
+    server's gain, main accuracy fell and, with large gains, less backdoor stayed.
     """
     servers = two_servers(ledger, removal, rounds)
     found = servers.run(classes=age_classes(len(rounds)))
