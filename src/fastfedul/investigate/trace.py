@@ -180,10 +180,16 @@ def trace_answers(
     """
     leave = LeaveOut.of(HeldLedger(ledger))
     with leave.calmly():
-        return _trace(leave, bad, clean, say)
+        return trace_with(leave, bad, clean, say)
 
 
-def _trace(leave: LeaveOut, bad: Given, clean: Given | None, say: Tell) -> Trace:
+def trace_with(
+    leave: LeaveOut,
+    bad: Given,
+    clean: Given | None,
+    say: Tell = lambda what, done, total: None,
+) -> Trace:
+    """Return whom answers come from, given the models without clients."""
     held = leave.ledger
     evidence, bad = evidence_of(held, bad, clean)
     drops, exact = first_look(leave, evidence, (), say)
