@@ -75,7 +75,7 @@ def _verbs() -> list[Verb]:
         Verb("data", _RUN, "data:app",
              "List data sets, fetch them, look into them."),
         Verb("trace", _FORGET, "trace:trace_inputs",
-             "Find the clients behind answers that the model should not give."),
+             "Find the clients behind unwanted answers of the model."),
         Verb("contribution", _RUN, "contribution:show_contributions",
              "Show what each client is worth to the model."),
         Verb("forget", _FORGET, "forget:forget_clients",
