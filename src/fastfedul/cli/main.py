@@ -91,7 +91,7 @@ def _verbs() -> list[Verb]:
         Verb("methods", _FORGET, "methods:show_methods",
              "List the methods with their needs."),
         Verb("ledger", _KEEP, "ledger:app",
-             "Look at a ledger, verify or compact it, import or estimate one."),
+             "Look at a ledger; verify, compact, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",
              "Clean the database of a Flower server."),
     ]  # fmt: skip
