@@ -13,13 +13,33 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from fastfedul.errors import FastFedULError
 from fastfedul.files import write_whole
-from paper.board.runs import Run
 
 Line = dict[str, Any]
+
+
+class Run(Protocol):
+    """A run of a list that was drawn before anything was scored."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the list, from 0."""
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+
+    @property
+    def seeds(self) -> range:
+        """Its seeds, in the order in which they are tried."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All its choices, as JSON values."""
+
 
 _NOT_CHOSEN = ("seed",)
 """Fields in which a result may differ from the list: a run takes one of its seeds."""

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fastfedul.forgetting.service import erase as erase
     from fastfedul.forgetting.service import forget as forget
     from fastfedul.forgetting.service import preview as preview
+    from fastfedul.investigate.contribution import Contribution as Contribution
+    from fastfedul.investigate.contribution import contributions as contributions
+    from fastfedul.investigate.trace import Trace as Trace
+    from fastfedul.investigate.trace import trace as trace
     from fastfedul.ledger.disk import DiskLedger as DiskLedger
     from fastfedul.ledger.disk import create_ledger as create_ledger
     from fastfedul.ledger.disk import open_ledger as open_ledger
@@ -83,6 +87,8 @@ _NAMES = {
     # a run
     "runs.config": ("RunConfig",),
     "runs.training": ("train",),
+    "investigate.trace": ("trace", "Trace"),
+    "investigate.contribution": ("contributions", "Contribution"),
     "report.comparison_table": ("compare", "ComparisonTable"),
     # a round
     "params": ("Params",),

@@ -313,7 +313,7 @@ def test_without_the_package_of_pages_the_numbers_are_shown(
     place = tmp_path / "work"
     shutil.copytree(folder, place)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    page._environment.cache_clear()
+    page.environment.cache_clear()
     command = ("compare", "run", "--methods", "fast-fedul")
     shown = run(*command, cwd=place)
     assert "│ fast-fedul │" in shown.stdout

@@ -236,7 +236,7 @@ def test_every_colour_that_a_chart_names_is_in_the_style(text: str) -> None:
 def test_without_jinja_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    page_module._environment.cache_clear()
+    page_module.environment.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
         render_html(Report("t"))

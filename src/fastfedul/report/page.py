@@ -61,7 +61,7 @@ def render_html(report: Report) -> str:
     Raises:
         InvalidInputError: If a package of the extra `report` is missing.
     """
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         report=report,
         attacked=any(row.backdoor is not None for row in report.rows),
@@ -82,7 +82,15 @@ def write_html(path: Path, report: Report) -> None:
         InvalidInputError: If the file cannot be written, or a package of the extra
             `report` is missing.
     """
-    content = render_html(report)
+    write_text(path, render_html(report))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a page to a file, whole or not at all.
+
+    Raises:
+        InvalidInputError: If the file cannot be written.
+    """
     try:
         write_whole(path, content)
     except OSError as error:
@@ -104,7 +112,12 @@ def encode_png(image: Images) -> bytes:
 
 
 @functools.cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return Jinja2 with the templates and the filters of all pages.
+
+    Raises:
+        InvalidInputError: If Jinja2 is not installed.
+    """
     with require_extra("report", "pages need Jinja2"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
     found = Environment(

@@ -91,10 +91,37 @@ class Validation:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnImages:
+    """Images of a file, and the network of a run that answers them.
+
+    Attributes:
+        images: The images, uint8 of (number, height, width, channels).
+        labels: Labels of the file; None if it has none.
+        trainer: Gives the logits of a model.
+        num_classes: Number of classes that the model tells apart.
+    """
+
+    images: Images
+    labels: Labels | None
+    trainer: ImageTrainer
+    num_classes: int
+
+
 def open_validation(
     file: Path, ledger: Ledger, path: Path, model: str | None
 ) -> Validation:
-    """Return the images of a file, and the network of a run to ask about them.
+    """Return the images of a file, and how to ask the network of a run about them.
+
+    Args and errors are as of `open_images`.
+    """
+    found = open_images(file, ledger, path, model)
+    inputs = to_model_input(found.images)
+    return Validation(inputs, found.labels, found.trainer.predict)
+
+
+def open_images(file: Path, ledger: Ledger, path: Path, model: str | None) -> OwnImages:
+    """Return the images of a file, and the network of a run that answers them.
 
     Args:
         file: An `.npz` file with `images` and, if known, `labels`.
@@ -115,8 +142,8 @@ def open_validation(
     images, labels = read_validation_images(file)
     height, width, channels = images.shape[1:]
     trainer = _trainer_for(file, (height, width, channels), network, ledger, path)
-    inputs = to_model_input(images)
-    num_classes = _num_outputs(file, trainer, ledger.final, inputs[:1], path)
+    first = to_model_input(images[:1])
+    num_classes = _num_outputs(file, trainer, ledger.final, first, path)
     if labels is not None and labels.max() >= num_classes:
         raise InvalidInputError(
             f"{file} has labels {labels.min()} to {labels.max()}, but the model has "
@@ -124,7 +151,7 @@ def open_validation(
             f"{num_classes - 1}"
         )
     _check_scale(file, images, _data_of(path))
-    return Validation(inputs, labels, trainer.predict)
+    return OwnImages(images, labels, trainer, num_classes)
 
 
 def _check_scale(file: Path, images: Images, data: Dataset | None) -> None:
@@ -151,8 +178,8 @@ def _network_of(path: Path) -> str:
     config = load_config(path)
     if config.trainer != _TORCH:
         raise InvalidInputError(
-            f"{path} was trained by {config.trainer}, and validation images need the "
-            f"trainer {_TORCH}; leave out --validation"
+            f"{path} was trained by {config.trainer}, and images of a file need the "
+            f"trainer {_TORCH}; leave the file out"
         )
     return config.model
 

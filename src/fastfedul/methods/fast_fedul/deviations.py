@@ -49,6 +49,10 @@ Sink = Callable[[Flat], None]
 class Deviations(Columns, Protocol):
     """Rows of the staying clients' deviations, read by columns or one by one."""
 
+    @property
+    def owners(self) -> Sequence[tuple[ClientId, ...]]:
+        """Clients whose updates each row is made of, besides the step."""
+
     def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
         """Give the values from `start` to before `stop` of each row to one sink.
 
@@ -154,12 +158,14 @@ class StoredDeviations:
         columns: Vectors that the columns of the rows are made of, part by part.
         bases: Vectors that the steps are made of, part by part.
         groups: The parts, as many together as a tile holds.
+        owners: Clients whose updates each row is made of, besides the step.
     """
 
     parts: tuple[_Part, ...]
     columns: Stack
     bases: Stack
     groups: tuple[_Group, ...]
+    owners: tuple[tuple[ClientId, ...], ...]
 
     @classmethod
     def of(
@@ -168,11 +174,17 @@ class StoredDeviations:
         parts: Sequence[_Part],
         columns: Sequence[VectorRef],
         bases: Sequence[VectorRef],
+        owners: Sequence[tuple[ClientId, ...]],
     ) -> StoredDeviations:
         """Return the rows of some parts, given the stored vectors of the two stacks."""
         most = vectors_at_once(ledger.settings.layout.size)
-        groups = tuple(_groups(parts, most))
-        return cls(tuple(parts), ledger.stack(columns), ledger.stack(bases), groups)
+        return cls(
+            tuple(parts),
+            ledger.stack(columns),
+            ledger.stack(bases),
+            tuple(_groups(parts, most)),
+            tuple(owners),
+        )
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -387,6 +399,7 @@ def drawn_deviations(
     columns: list[VectorRef] = []
     bases: list[VectorRef] = []
     parts: list[_Part] = []
+    owners: list[tuple[ClientId, ...]] = []
     for step in cleaned:
         # A client alone is the step: its deviation is 0, and only its weight counts.
         if step.num_left < 2:
@@ -404,6 +417,7 @@ def drawn_deviations(
         columns += [VectorRef(update.round, update.client) for update in updates]
         columns += base.refs if own is None else []
         bases += base.refs
+        owners += [(update.client,) for update in updates]
         parts.append(
             _Part(
                 step.index,
@@ -416,7 +430,7 @@ def drawn_deviations(
                 own,
             )
         )
-    return StoredDeviations.of(ledger, parts, columns, bases)
+    return StoredDeviations.of(ledger, parts, columns, bases, owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,10 +518,11 @@ def paired_deviations(
         for i, own in shares.items()
         if left[i] > 0
     ) / (math.fsum(left.values()) or 1.0)
-    refs, weights, shortened = [], [], []
+    refs, weights, shortened, used = [], [], [], []
     for pair in ledger.pairs():
         own = shares[pair.round]
         if pair.client in own and pair.other in own:
+            used.append(pair)
             product = own[pair.client] * own[pair.other]
             refs.append(VectorRef(pair.round, pair.client, pair.other))
             weights.append(pair.odds * product / left[pair.round])
@@ -526,7 +541,8 @@ def paired_deviations(
     count = len(refs)
     none = np.zeros(count)
     part = _Part(-1, 0, count, none + 1, scales, slice(0, 0), np.zeros(0), none)
-    return StoredDeviations.of(ledger, [part] if refs else [], refs, [])
+    owners = [(pair.client, pair.other) for pair in used]
+    return StoredDeviations.of(ledger, [part] if refs else [], refs, [], owners)
 
 
 def _pair_mass(shares: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from fastfedul.methods.fast_fedul.columns import spans
 from fastfedul.methods.fast_fedul.deviations import Sink, StoredDeviations
 from fastfedul.methods.fast_fedul.tracing import Leaving
 from fastfedul.params import Array, Flat
-from fastfedul.records import RoundEntry
+from fastfedul.records import ClientId, RoundEntry
 
 _AT_ONCE = 64
 """Vectors of a tile in which deviations are added up."""
@@ -55,6 +55,11 @@ class ScaledDeviations:
 
     def __len__(self) -> int:
         return len(self.deviations)
+
+    @property
+    def owners(self) -> Sequence[tuple[ClientId, ...]]:
+        """Clients whose updates each row is made of, besides the step."""
+        return self.deviations.owners
 
     def fill(self, rows: Array, start: int) -> None:
         """Write the values from `start` on into the rows of an array."""

@@ -1,0 +1,1 @@
+"""The board of tracing: are attackers found, and are honest clients left alone?"""

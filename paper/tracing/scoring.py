@@ -1,0 +1,231 @@
+"""Scores tracing on one run: draws of unwanted answers, of mistakes, of right answers.
+
+Every draw asks the same models without clients, so these are computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfedul.data.dataset import to_model_input
+from fastfedul.investigate.culprits import ranked
+from fastfedul.investigate.held_ledger import HeldLedger
+from fastfedul.investigate.inputs import Given, evidence_of, tested_by
+from fastfedul.investigate.leave_one_out import LeaveOut
+from fastfedul.investigate.trace import trace_with
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.methods.fast_fedul.tracing import leaving
+from fastfedul.methods.fast_fedul.undamped import undamped
+from fastfedul.params import Params
+from fastfedul.records import ClientId, Model
+from fastfedul.rng import stream
+from paper.tracing.runs import RARE, Run
+from paper.tracing.training import RARE_CLASS, train
+
+ATTACK, MISTAKES, RIGHT = "attack", "mistakes", "right answers"
+DRAWS = {1: 10, 10: 5, 100: 1}
+"""Draws of each number of inputs."""
+
+RIVALS = ("norm", "cosine", "no skew", "trajectory")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered(LeaveOut):
+    """Models without clients, each computed once."""
+
+    models: dict[frozenset[ClientId], Model] = field(default_factory=dict)
+    looks: dict[tuple[frozenset[ClientId], bool], list[tuple[ClientId, Model]]] = field(
+        default_factory=dict
+    )
+
+    def exact(self, clients: Sequence[ClientId]) -> Model:
+        """Return the model without these clients."""
+        key = frozenset(clients)
+        if key not in self.models:
+            self.models[key] = LeaveOut.exact(self, clients)
+        return self.models[key]
+
+    def each(
+        self, gone: Sequence[ClientId] = (), *, exact: bool = False
+    ) -> Iterator[tuple[ClientId, Model]]:
+        """Yield every other client with the model that lacks this client, too."""
+        key = frozenset(gone), exact
+        if key not in self.looks:
+            self.looks[key] = list(LeaveOut.each(self, gone, exact=exact))
+        yield from self.looks[key]
+
+
+def measure(run: Run, folder: Path) -> list[Row]:
+    """Train a run and return its rows: one for each case and number of inputs."""
+    prepared, place = train(run, folder)
+    rng = stream(prepared.config.seed, "draws of tracing")
+    with LedgerReader(place) as ledger:
+        held = HeldLedger(ledger)
+        leave = Remembered(held, LeaveOut.of(held).clients)
+        clean = tested_by(prepared)
+        with leave.calmly():
+            undone = _without_skew(leave)
+            pools = _pools(run, leave, clean, _backdoor(prepared))
+            rows = []
+            for case, pool in pools.items():
+                for number, draws in DRAWS.items():
+                    if len(pool.examples) < number:
+                        continue
+                    row = _row(leave, case, pool, clean, number, draws, undone, rng)
+                    rows.append(row)
+    attackers = list(prepared.attack.attackers)
+    facts = {**run.facts, "seed": prepared.config.seed, "names": attackers}
+    if not rows:
+        rows = [{"method": "nothing to ask"}]
+    for row in rows:
+        _judge(row, frozenset(attackers))
+    works = _share_that_works(leave, prepared)
+    return [{**facts, **row, "attack_works": works} for row in rows]
+
+
+def _row(
+    leave: Remembered,
+    case: str,
+    pool: Given,
+    clean: Given,
+    number: int,
+    draws: int,
+    undone: dict[ClientId, Model],
+    rng: np.random.Generator,
+) -> Row:
+    """Return what was said in every draw of one case."""
+    said = []
+    for _ in range(draws):
+        chosen = np.sort(rng.permutation(len(pool.examples))[:number])
+        assert pool.labels is not None
+        bad = Given(
+            pool.examples[chosen], pool.labels[chosen], pool.trainer, pool.source
+        )
+        found = trace_with(leave, bad, clean)
+        evidence, _ = evidence_of(leave.ledger, bad, clean)
+        now = evidence.odds(leave.ledger.final)
+        drops = {n: now.fell_to(evidence.odds(m)) for n, m in undone.items()}
+        paths = {own.client: own.trajectory for own in found.clients}
+        said.append(
+            {
+                "first": [own.client for own in found.clients[:4]],
+                "accused": list(found.culprits),
+                "excess": found.steps[0].excess,
+                "no skew": ranked(drops)[0],
+                "trajectory": _largest(paths),
+                "norm": _largest(_norms(leave)),
+                "cosine": _largest(_outliers(leave)),
+            }
+        )
+    return {"method": f"{case}/{number}", "case": case, "inputs": number, "said": said}
+
+
+def _judge(row: Row, attackers: frozenset[ClientId]) -> None:
+    """Count right and wrong accusations of a row, and drop the names."""
+    said = row.pop("said", [])
+    row["draws"] = len(said)
+    row["excess"] = [round(one["excess"], 3) for one in said]
+    row["false"] = sum(bool(set(one["accused"]) - attackers) for one in said)
+    row["accused"] = sum(bool(one["accused"]) for one in said)
+    if row.get("case") != ATTACK:
+        return
+    many = len(attackers)
+    row["top1"] = sum(one["first"][0] in attackers for one in said)
+    row["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
+    row["group"] = sum(set(one["accused"]) == attackers for one in said)
+    for rival in RIVALS:
+        told = [one[rival] for one in said if one[rival] is not None]
+        row[rival] = [sum(name in attackers for name in told), len(told)]
+
+
+def _pools(
+    run: Run, leave: LeaveOut, clean: Given, backdoor: Given | None
+) -> dict[str, Given]:
+    """Return the inputs of each case, with the answers that the model gives."""
+    found = {}
+    if backdoor is not None:
+        says = _answers(leave, backdoor)
+        assert backdoor.labels is not None
+        found[ATTACK] = _some(backdoor, says == backdoor.labels, says)
+    says = _answers(leave, clean)
+    assert clean.labels is not None
+    found[MISTAKES] = _some(clean, says != clean.labels, says)
+    right = says == clean.labels
+    if run.attack == RARE:
+        right &= clean.labels == RARE_CLASS
+    found[RIGHT] = _some(clean, right, says)
+    return found
+
+
+def _answers(leave: LeaveOut, given: Given) -> np.ndarray[Any, Any]:
+    logits = given.trainer.predict(leave.ledger.final, to_model_input(given.examples))
+    found: np.ndarray[Any, Any] = logits.argmax(axis=1)
+    return found
+
+
+def _some(
+    given: Given, chosen: np.ndarray[Any, Any], says: np.ndarray[Any, Any]
+) -> Given:
+    return Given(
+        given.examples[chosen],
+        says[chosen].astype(np.int64),
+        given.trainer,
+        given.source,
+    )
+
+
+def _backdoor(prepared: Any) -> Given | None:
+    images, labels = prepared.backdoor.images, prepared.backdoor.labels
+    if not len(labels):
+        return None
+    return Given(images, labels, prepared.trainer, "backdoor images")
+
+
+def _share_that_works(leave: LeaveOut, prepared: Any) -> float | None:
+    given = _backdoor(prepared)
+    if given is None:
+        return None
+    return round(float(np.mean(_answers(leave, given) == given.labels)), 4)
+
+
+def _without_skew(leave: LeaveOut) -> dict[ClientId, Model]:
+    """Return the models without each client if nobody had reacted."""
+    ledger = leave.ledger
+    rounds, final = ledger.rounds(), ledger.final
+    found = {}
+    for name in leave.clients:
+        terms = undamped(ledger, leaving(ledger, frozenset({name}), rounds), rounds, 1)
+        flat = final.params.flat + terms.difference
+        found[name] = Model(Params(final.params.layout, flat), final.buffers)
+    return found
+
+
+def _norms(leave: LeaveOut) -> dict[ClientId, float | None]:
+    known = leave.ledger.clients()
+    return {name: known[name].mean_norm for name in leave.clients}
+
+
+def _outliers(leave: LeaveOut) -> dict[ClientId, float | None]:
+    """Return how far each client's updates point away from the steps, by cosine."""
+    steps = {own.index: own.step_norm for own in leave.ledger.rounds()}
+    found: dict[ClientId, float | None] = {}
+    for name in leave.clients:
+        own = [
+            -update.step_product / (update.norm * steps[update.round])
+            for update in leave.ledger.updates_of(name)
+            if update.step_product is not None and update.norm * steps[update.round] > 0
+        ]
+        found[name] = math.fsum(own) / len(own) if own else None
+    return found
+
+
+def _largest(values: dict[ClientId, float | None]) -> ClientId | None:
+    known = {n: v for n, v in values.items() if v is not None and not math.isnan(v)}
+    return max(known, key=lambda name: known[name]) if known else None

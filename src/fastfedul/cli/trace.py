@@ -1,0 +1,183 @@
+"""`fastfedul trace`: who taught the model these answers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastfedul.cli.compare import check_page
+from fastfedul.cli.output import (
+    JsonFlag,
+    err,
+    out,
+    print_json,
+    print_table,
+    show_name,
+    task_progress,
+    warn,
+)
+from fastfedul.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from fastfedul.investigate.trace import Trace
+
+NOBODY_CODE = 3
+"""Exit code of `--quiet` if nobody stands out."""
+
+_SHOWN = 10
+"""Clients of the table; `--json` has all."""
+
+
+def trace_inputs(
+    path: Annotated[
+        Path, typer.Argument(help="A run, or a ledger with --model.", metavar="RUN")
+    ],
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs that the model answers wrongly: an .npz file with images. Its "
+            "labels, if it has any, are the unwanted answers.",
+            metavar="FILE.npz",
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="Clean images with their true labels to compare with. [the run's test "
+            "images]",
+            metavar="FILE.npz",
+        ),
+    ] = None,
+    backdoor: Annotated[
+        int | None,
+        typer.Option(
+            help="To try it out: trace so many of the run's own backdoor images.",
+            metavar="N",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Network of a ledger that is in no run: package.module:function.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Print the names of the clients that stand out and nothing else. If "
+            f"nobody does, print nothing and end with exit code {NOBODY_CODE}.",
+        ),
+    ] = False,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Also write an HTML page to this file.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Rank the clients by their blame for answers that the model should not give.
+
+    The command forgets each client in turn, on a copy, and asks the model again. The
+    score of a client is the fall of the odds of the unwanted answers, in nats. The
+    command accuses nobody unless these answers fall far more than right answers of the
+    same class. The run does not change.
+
+    Examples: `fastfedul trace my-run --inputs bad.npz`,
+    `fastfedul forget my-run $(fastfedul trace my-run --inputs bad.npz --quiet)`
+    """
+    from fastfedul.investigate.trace import trace
+
+    if quiet and json:
+        raise InvalidInputError("--quiet and --json exclude each other; choose one")
+    check_page(path, out_file)
+    with task_progress("reading the ledger") as say:
+        found = trace(
+            path, inputs, reference=reference, backdoor=backdoor, model=network, say=say
+        )
+    if out_file is not None:
+        from fastfedul.report.trace_page import write_trace
+
+        with err().status("drawing the page"):
+            write_trace(out_file, path.name, found)
+    if quiet:
+        _print_names(found)
+    elif json:
+        print_json(trace_json(found, out_file))
+    else:
+        _show(found, out_file)
+
+
+def trace_json(found: Trace, page: Path | None) -> dict[str, Any]:
+    """Return a trace as scripts want it."""
+    return {
+        "verdict": found.verdict,
+        "culprits": list(found.culprits),
+        "clients": [
+            {
+                "client": own.client,
+                "score": own.score,
+                "p_value": own.p_value,
+                "gap": own.gap,
+                "excess": own.excess,
+                "trajectory": own.trajectory,
+                "exact": own.exact,
+                "coverage": own.coverage,
+            }
+            for own in found.clients
+        ],
+        "search": [
+            {"client": step.client, "excess": step.excess, "p_value": step.p_value}
+            for step in found.steps
+        ],
+        "inputs": len(found.answers),
+        "reference": found.num_clean,
+        "notes": list(found.notes),
+        "page": None if page is None else str(page),
+    }
+
+
+def _print_names(found: Trace) -> None:
+    """Print the culprits so that a shell can pass them on.
+
+    Raises:
+        InvalidInputError: If a shell would take a name for something else.
+    """
+    if not found.culprits:
+        err().print(found.verdict, markup=False)
+        raise typer.Exit(NOBODY_CODE)
+    for name in found.culprits:
+        if shlex.quote(name) != name or name.startswith("-"):
+            raise InvalidInputError(
+                f"client {name!r:.80} stands out, and a shell would change this name; "
+                "write it in quotes after `fastfedul forget RUN --`"
+            )
+    typer.echo("\n".join(found.culprits))
+
+
+def _show(found: Trace, page: Path | None) -> None:
+    for note in found.notes:
+        warn(note)
+    many = len(found.answers)
+    with_paths = any(own.trajectory is not None for own in found.clients)
+    columns = ["client", "score", "gap", "p-value"]
+    columns += ["trajectory"] if with_paths else []
+    rows = []
+    for own in found.clients[:_SHOWN]:
+        cells = [show_name(own.client), f"{own.score:.2f}", f"{own.gap:.2f}"]
+        cells.append("-" if own.p_value is None else f"{own.p_value:.3f}")
+        if with_paths:
+            cells.append("-" if own.trajectory is None else f"{own.trajectory:.2f}")
+        rows.append(cells)
+    title = f"Blame for {many} unwanted answer{'s' if many > 1 else ''}"
+    print_table(title, columns, rows)
+    if len(found.clients) > _SHOWN:
+        left = len(found.clients) - _SHOWN
+        out().print(f"{left} more clients: see --json", markup=False)
+    names = ", ".join(show_name(name) for name in found.culprits)
+    verdict = f"Verdict: {found.verdict}." if not names else f"Stands out: {names}."
+    out().print(verdict, markup=False, soft_wrap=True, style="bold")
+    if page is not None:
+        out().print(f"page: {page}", markup=False, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""Inputs of an investigation: from a file, or from the run's own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.data.dataset import Images, to_model_input
+from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.federation.trainer import Labels, Trainer
+from fastfedul.investigate.odds import Evidence
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.limits import require_number
+from fastfedul.rng import stream
+from fastfedul.runs.config import CONFIG
+from fastfedul.runs.preparation import Prepared, prepare
+from fastfedul.runs.training import load_config
+from fastfedul.runs.validation import open_images
+
+MOST_CLEAN = 100
+"""Clean inputs of one answer that the unwanted answers are compared with."""
+
+MOST_BAD = 1_000
+"""Unwanted answers that are looked at; of more, a random choice."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Examples as they were given, with the trainer that answers them.
+
+    Attributes:
+        examples: Images, uint8 of (number, height, width, channels); or rows.
+        labels: Their labels; None if nobody knows.
+        trainer: Gives the logits of a model.
+        source: Where they come from, in words.
+    """
+
+    examples: Images
+    labels: Labels | None
+    trainer: Trainer
+    source: str
+
+
+def given_in_file(file: Path, ledger: Ledger, path: Path, network: str | None) -> Given:
+    """Return the examples of an `.npz` file with `images` and perhaps `labels`.
+
+    Raises:
+        InvalidInputError: If the file does not fit the run's network.
+    """
+    found = open_images(file, ledger, path, network)
+    return Given(found.images, found.labels, found.trainer, file.name)
+
+
+def prepared_run(path: Path) -> Prepared | None:
+    """Return the data of a run; None for a ledger alone, or without its data here."""
+    if not (path / CONFIG).is_file():
+        return None
+    try:
+        return prepare(load_config(path))
+    except FastFedULError:
+        return None
+
+
+def backdoor_of(path: Path, ledger: Ledger, count: int) -> Given:
+    """Return some of the run's own backdoor images, of those that still work.
+
+    Raises:
+        InvalidInputError: If the run has no attack, or the attack works on none.
+    """
+    require_number("--backdoor", count, least=1, whole=True)
+    prepared = prepare(load_config(path))
+    images, labels = prepared.backdoor.images, prepared.backdoor.labels
+    if not len(labels):
+        raise InvalidInputError(
+            "nobody attacks in this run, so it has no backdoor images; give the bad "
+            "inputs as --inputs FILE.npz"
+        )
+    answers = prepared.trainer.predict(ledger.final, to_model_input(images))
+    works = np.flatnonzero(answers.argmax(axis=1) == labels)
+    if not len(works):
+        raise InvalidInputError(
+            f"the attack works on none of the run's {len(labels)} backdoor images, so "
+            "there is nothing to trace"
+        )
+    rng = stream(prepared.config.seed, "backdoor inputs to trace")
+    chosen = np.sort(rng.permutation(works)[:count])
+    return Given(
+        images[chosen], labels[chosen], prepared.trainer, "the run's backdoor images"
+    )
+
+
+def tested_by(prepared: Prepared) -> Given:
+    """Return the run's own test examples."""
+    data = prepared.dataset
+    return Given(
+        data.test_images, data.test_labels, prepared.trainer, "the run's test examples"
+    )
+
+
+def evidence_of(
+    ledger: Ledger, bad: Given, clean: Given | None
+) -> tuple[Evidence, Given]:
+    """Return the evidence, and the bad examples that it uses.
+
+    The unwanted answer of an input is its label; without labels, the answer that the
+    model gives now. Clean inputs count if the model gives them their label, and the
+    label is one of the unwanted answers.
+
+    Args:
+        ledger: The ledger whose model answers.
+        bad: Inputs with unwanted answers.
+        clean: Clean inputs; None if there are none.
+
+    Raises:
+        InvalidInputError: If the model gives none of the inputs its label.
+    """
+    rng = stream(0, "inputs to trace")
+    if len(bad.examples) > MOST_BAD:
+        some = np.sort(rng.permutation(len(bad.examples))[:MOST_BAD])
+        labels = None if bad.labels is None else bad.labels[some]
+        bad = Given(bad.examples[some], labels, bad.trainer, bad.source)
+    predict = bad.trainer.predict
+    inputs = to_model_input(bad.examples)
+    says = predict(ledger.final, inputs).argmax(axis=1)
+    answers = says if bad.labels is None else bad.labels
+    if not (says == answers).any():
+        raise InvalidInputError(
+            f"the model gives none of the {len(answers)} inputs of {bad.source} its "
+            "label; labels name the unwanted answer, so leave them out to trace the "
+            "answers that the model gives"
+        )
+    chosen = np.zeros(0, np.int64)
+    clean_inputs, clean_labels = inputs[:0], answers[:0]
+    if clean is not None:
+        every = to_model_input(clean.examples)
+        found = predict(ledger.final, every).argmax(axis=1)
+        right = np.ones(len(found), bool)
+        if clean.labels is not None:
+            right = found == clean.labels
+        parts = [
+            rng.permutation(np.flatnonzero(right & (found == answer)))[:MOST_CLEAN]
+            for answer in np.unique(answers)
+        ]
+        chosen = np.sort(np.concatenate(parts))
+        clean_inputs, clean_labels = every[chosen], found[chosen]
+    evidence = Evidence(
+        inputs,
+        answers.astype(np.int64),
+        clean_inputs,
+        clean_labels.astype(np.int64),
+        predict,
+    )
+    return evidence, bad

@@ -1,0 +1,274 @@
+"""Traces unwanted answers of a model to the clients that taught them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastfedul.data.dataset import Images
+from fastfedul.errors import InvalidInputError
+from fastfedul.federation.trainer import GradientTrainer, Labels
+from fastfedul.investigate.culprits import (
+    Step,
+    Tell,
+    culprits,
+    first_look,
+    ranked,
+    search,
+)
+from fastfedul.investigate.held_ledger import HeldLedger
+from fastfedul.investigate.inputs import (
+    Given,
+    backdoor_of,
+    evidence_of,
+    given_in_file,
+    prepared_run,
+    tested_by,
+)
+from fastfedul.investigate.leave_one_out import LITTLE_KEPT, LeaveOut
+from fastfedul.investigate.odds import Evidence, p_values
+from fastfedul.investigate.trajectory import trajectory_scores
+from fastfedul.ledger.protocol import Ledger
+from fastfedul.ledger.reader import LedgerReader
+from fastfedul.records import ClientId
+from fastfedul.rng import stream
+
+NOBODY = "nobody stands out"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A client and the blame for the unwanted answers.
+
+    Attributes:
+        client: Name of the client.
+        score: How far the log odds of the unwanted answers fall without the client, in
+            nats, mean over the inputs.
+        excess: The same beyond the fall of clean answers of the same class; None
+            without clean inputs.
+        p_value: Chance that clean inputs would accuse some client as much; None
+            without clean inputs.
+        gap: Score minus the score of the next client.
+        trajectory: Trajectory score; None if it cannot be had.
+        exact: Whether the model without the client is the one that `fastfedul forget`
+            makes, and not on a shared basis.
+        coverage: Kept part of the client's share in the model.
+    """
+
+    client: ClientId
+    score: float
+    excess: float | None
+    p_value: float | None
+    gap: float
+    trajectory: float | None
+    exact: bool
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """The answers of one model to the bad inputs.
+
+    Attributes:
+        without: Clients that the model lacks.
+        classes: Its answer to each input.
+        unwanted: Its probability of the unwanted answer to each input.
+    """
+
+    without: tuple[ClientId, ...]
+    classes: Labels
+    unwanted: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Whom the unwanted answers come from.
+
+    Attributes:
+        clients: All clients, from the most to the least suspected.
+        culprits: Clients that stand out, in the order of the search; often nobody.
+        steps: Clients that the search removed, one on top of the other.
+        examples: The bad inputs.
+        answers: The unwanted answer of each.
+        answered: Answers of the current model, then of models without the first
+            suspects.
+        num_clean: Clean inputs that the bad ones were compared with.
+        notes: Limits of the answer, in words.
+    """
+
+    clients: tuple[Suspect, ...]
+    culprits: tuple[ClientId, ...]
+    steps: tuple[Step, ...]
+    examples: Images
+    answers: Labels
+    answered: tuple[Answered, ...]
+    num_clean: int
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The answer in words: who stands out, or that nobody does."""
+        if not self.culprits:
+            return NOBODY
+        verb = "stands out" if len(self.culprits) == 1 else "stand out together"
+        return f"{', '.join(self.culprits)} {verb}"
+
+
+def trace(
+    path: Path | str,
+    inputs: Path | str | None = None,
+    *,
+    reference: Path | str | None = None,
+    backdoor: int | None = None,
+    model: str | None = None,
+    say: Tell = lambda what, done, total: None,
+) -> Trace:
+    """Return whom the unwanted answers of a model come from; nothing changes.
+
+    Args:
+        path: A run, or a ledger with `model`.
+        inputs: An `.npz` file with `images` that the model answers wrongly. Its
+            `labels`, if any, are the unwanted answers.
+        reference: An `.npz` file with clean `images` and their true `labels`; None for
+            the run's test examples, if they are on this machine.
+        backdoor: Number of the run's own backdoor images to trace instead of `inputs`.
+        model: Network of a ledger that is in no run, `package.module:function`.
+        say: Told how far it is.
+
+    Raises:
+        InvalidInputError: If the inputs do not fit the model, or there is nobody to
+            compare.
+        UnlearnRefusedError: If the ledger does not hold enough to leave a client out.
+    """
+    if (inputs is None) == (backdoor is None):
+        raise InvalidInputError(
+            "give the bad inputs as --inputs FILE.npz, or --backdoor N to try it with "
+            "the run's own backdoor images"
+        )
+    place = Path(path)
+    with LedgerReader(place) as ledger:
+        if backdoor is not None:
+            bad = backdoor_of(place, ledger, backdoor)
+        else:
+            assert inputs is not None
+            bad = given_in_file(Path(inputs), ledger, place, model)
+        clean = None
+        if reference is not None:
+            clean = given_in_file(Path(reference), ledger, place, model)
+        elif (prepared := prepared_run(place)) is not None:
+            clean = tested_by(prepared)
+        return trace_answers(ledger, bad, clean, say=say)
+
+
+def trace_answers(
+    ledger: Ledger,
+    bad: Given,
+    clean: Given | None,
+    *,
+    say: Tell = lambda what, done, total: None,
+) -> Trace:
+    """Return whom the answers to given inputs come from.
+
+    Args:
+        ledger: The ledger.
+        bad: Inputs with unwanted answers.
+        clean: Clean inputs to compare with; None if there are none.
+        say: Told how far it is.
+    """
+    leave = LeaveOut.of(HeldLedger(ledger))
+    with leave.calmly():
+        return trace_with(leave, bad, clean, say)
+
+
+def trace_with(
+    leave: LeaveOut,
+    bad: Given,
+    clean: Given | None,
+    say: Tell = lambda what, done, total: None,
+) -> Trace:
+    """Return whom answers come from, given the models without clients."""
+    held = leave.ledger
+    evidence, bad = evidence_of(held, bad, clean)
+    drops, exact = first_look(leave, evidence, (), say)
+    steps = search(leave, evidence, drops, say)
+    chances = p_values(
+        evidence, drops, stream(int.from_bytes(held.chain), "permutations")
+    )
+    paths = _trajectories(held, bad, evidence)
+    kept = leave.coverages()
+    order = ranked(drops)
+    scores = [float(drops[name].bad.mean()) for name in order]
+    gaps = [*(-np.diff(scores)).tolist(), 0.0]
+    suspects = tuple(
+        Suspect(
+            name,
+            score,
+            float(evidence.excess(drops[name]).mean()) if evidence.compares else None,
+            chances[name],
+            gap,
+            paths.get(name),
+            name in exact,
+            kept[name],
+        )
+        for name, score, gap in zip(order, scores, gaps, strict=True)
+    )
+    accused = culprits(steps, evidence)
+    groups = [(), *((name,) for name in order[:2])]
+    if len(accused) > 1:
+        groups.append(accused)
+    answered = tuple(_answered(leave, evidence, group) for group in groups)
+    leave.require_unchanged()
+    return Trace(
+        suspects,
+        accused,
+        steps,
+        bad.examples,
+        evidence.answers,
+        answered,
+        len(evidence.clean_answers),
+        _notes(evidence, suspects, held),
+    )
+
+
+def _trajectories(
+    ledger: Ledger, bad: Given, evidence: Evidence
+) -> dict[ClientId, float]:
+    """Return the trajectory scores; none where rounds or gradients are missing."""
+    if ledger.settings.history == "sums":
+        return {}
+    if not isinstance(bad.trainer, GradientTrainer):
+        return {}
+    return trajectory_scores(ledger, bad.trainer, evidence.bad, evidence.answers)
+
+
+def _answered(
+    leave: LeaveOut, evidence: Evidence, without: Sequence[ClientId]
+) -> Answered:
+    model = leave.exact(without)
+    logits = evidence.predict(model, evidence.bad)
+    odds = evidence.odds(model).bad
+    chance = 1 / (1 + np.exp(-odds))
+    return Answered(tuple(without), logits.argmax(axis=1).astype(np.int64), chance)
+
+
+def _notes(
+    evidence: Evidence, suspects: Sequence[Suspect], ledger: Ledger
+) -> tuple[str, ...]:
+    notes = []
+    if not evidence.compares:
+        notes.append(
+            "there is no clean input for every unwanted answer, so there is no p-value "
+            "and no search for groups; give some as --reference FILE.npz"
+        )
+    unsure = [own.client for own in suspects if own.coverage < LITTLE_KEPT]
+    if unsure:
+        notes.append(
+            f"the ledger kept less than {LITTLE_KEPT:.0%} of what {len(unsure)} of "
+            f"{len(suspects)} clients put into the model; their scores are unsure"
+        )
+    if ledger.settings.history == "sums":
+        notes.append("a ledger of sums has no rounds, so there is no trajectory score")
+    return tuple(notes)
