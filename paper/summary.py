@@ -237,6 +237,7 @@ MEANS = (
 
 
 def _keeping(results: Sequence[Result]) -> Keeping | None:
+    results = [result for result in results if result.get("attacker")]
     own = [float(p) for result in results for p in result["attacker"]]
     others = [float(p) for result in results for p in result["honest"]]
     if not own:

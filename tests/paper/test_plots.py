@@ -53,15 +53,15 @@ def test_a_method_far_below_does_not_stretch_the_axis_of_the_others(
     def at(ratio: int, label: str, main: float) -> Line:
         split = {"partition": f"ratio:{ratio}", "parameter": ratio}
         result = {"main": main, "backdoor": 0.1}
-        return line_with(result, label=label, method="retrained", **split)
+        return line_with(result, label=label, **split)
 
-    good = [at(2, "retrained", 0.98), at(4, "retrained", 0.97), at(2, "kd", 0.96)]
+    good = [at(2, "retrained", 0.98), at(2, "kd", 0.96)]
     whole = plots_of("non-iid", summarize(good, store))["non-iid-pixel-mnist"]
     assert not any("down to" in text for text in texts(whole))
     lines = [*good, at(4, "fedaccum", 0.31)]
     svg = plots_of("non-iid", summarize(lines, store))["non-iid-pixel-mnist"]
     assert "fedaccum: down to 31 %" in texts(svg)
-    assert "40 %" not in texts(svg), "the axis ends a few points below retraining"
+    assert {"92 %", "94 %", "96 %"} <= texts(svg), "the axis shows single points"
 
 
 @pytest.mark.slow
