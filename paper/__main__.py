@@ -12,7 +12,7 @@ import typer
 from fastfedul.cli.main import run_app
 from fastfedul.cli.output import JsonFlag, err, out, print_json
 from paper.experiments import EXPERIMENTS
-from paper.reproducing import plan, reproduce
+from paper.reproducing import Plan, plan, reproduce
 
 if TYPE_CHECKING:
     from paper.running import Say
@@ -38,8 +38,9 @@ def reproduce_paper(
         str,
         typer.Option(
             help="smoke: digits, minutes. standard: MNIST, CIFAR-10 and retinal scans, "
-            "hours on two cores.",
-            metavar="smoke|standard",
+            "hours on two cores. paper: MNIST with the rounds and epochs of the paper, "
+            "half an hour for a run and its retraining.",
+            metavar="smoke|standard|paper",
         ),
     ] = "smoke",
     seeds: Annotated[int, typer.Option(help="Seeds 0 to this number less 1.")] = 3,
@@ -57,6 +58,22 @@ def reproduce_paper(
             help="Folder that keeps the results of cells.", show_default="OUT/results"
         ),
     ] = None,
+    server_only: Annotated[
+        bool,
+        typer.Option(
+            "--server-only", help="Only methods that ask no client and need no images."
+        ),
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Also compute results again that lack newer measures."
+        ),
+    ] = False,
+    keep_runs: Annotated[
+        bool,
+        typer.Option("--keep-runs", help="Leave the trained runs in OUT/runs."),
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Run the paper's evaluation again and put our figures beside the paper's.
@@ -71,10 +88,23 @@ def reproduce_paper(
 
     `python -m paper.pages` writes all pages of the repository from its results.
     """
-    planned = plan(name, scale, seeds, folder, results=results, only=data)
+
+    def planning() -> Plan:
+        return plan(
+            name,
+            scale,
+            seeds,
+            folder,
+            results=results,
+            only=data,
+            again=again,
+            server_only=server_only,
+        )
+
+    planned = planning()
     with _progress(planned.num_done, planned.num_cells) as say:
-        written = reproduce(planned, say, limit=limit)
-    done = plan(name, scale, seeds, folder, results=results, only=data).num_done
+        written = reproduce(planned, say, limit=limit, keep_runs=keep_runs)
+    done = planning().num_done
     facts = {
         "cells": planned.num_cells,
         "cells_done": done,

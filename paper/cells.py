@@ -25,7 +25,7 @@ FORMAT = 1
 _LATER_OPTIONS = (*("trainer", "method", "skew", "damping", "erase", "set"),)
 """Options that came after the first results; a fact only where they are set."""
 
-Kind = Literal["model", "iterations"]
+Kind = Literal["model", "iterations", "keeping"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Cell:
         method: `before`, `retrained`, or the name of a method.
         settings: The method's settings where they are not the usual ones.
         kind: `model` measures the cleaned model; `iterations` measures the model after
-            each round of the trace of the paper's method.
+            each round of the trace of the paper's method; `keeping` measures how
+            likely optimal keeping keeps the attackers' updates.
         leavers: How many clients leave where nobody attacks.
     """
 
@@ -88,6 +89,15 @@ def run_facts(run: RunConfig) -> dict[str, Any]:
 def run_key(run: RunConfig) -> str:
     """Return a name for a run's folder."""
     return _digest(run_facts(run))
+
+
+LEDGER_SETTINGS = {"store": "float32", "history": "rounds"}
+"""Settings of cells that are about the ledger, not the method, and the run's own."""
+
+
+def without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are about the method."""
+    return {k: v for k, v in settings.items() if k not in LEDGER_SETTINGS}
 
 
 Record = dict[str, Any]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastfedul.evaluate.intervals import Interval, Mean
+from fastfedul.evaluate.intervals import Interval, Mean, Proportion
 from fastfedul.report.wording import NOTHING, show_bytes, show_count, show_seconds
 from paper import published
-from paper.experiments import ERASER, PAPER, PAPER_ALL
-from paper.summary import WIDE_DEGREES, Summary
+from paper.experiments import NO_SKEW, PAPER, PAPER_ALL
+from paper.summary import WIDE_DEGREES, Keeping, Summary
 
 Group = Sequence[Summary]
 """The lines of one table."""
@@ -35,14 +35,22 @@ def columns_of(name: str, group: Group) -> tuple[Column, ...]:
         return _COST
     if name == "deviation":
         return _DEVIATION
+    if name == "bound":
+        return _BOUND
+    if name == "lemma":
+        return _LEMMA
     if name == "damping":
         return (Column("damping", lambda line, _: line.label), _SEEDS, *_SHARES)
     if name == "history":
-        return (_METHOD, _POLICY[1], _SEEDS, *_SHARES, _STORED, _SAVED)
+        return (_METHOD, _SETTINGS, _POLICY[1], _SEEDS, *_SHARES, _STORED, *_LEAST)
     if name == "sampling":
-        return (*_POLICY, _SEEDS, *_SHARES, _STORED)
-    columns = (_METHOD, _SEEDS, *_SHARES)
-    return (*columns, *_PAPER) if any(line.paper for line in group) else columns
+        return (*_POLICY, _SETTINGS, _SEEDS, *_SHARES, _STORED)
+    columns = [_METHOD, _SETTINGS, _SEEDS, *_SHARES]
+    if any(line.sevens for line in group):
+        columns.append(_SEVENS)
+    if any(line.paper for line in group):
+        columns += _PAPER
+    return tuple(columns)
 
 
 def line_of(columns: Sequence[Column], line: Summary, group: Group) -> list[str]:
@@ -119,10 +127,9 @@ def _seeds(line: Summary, _: Group) -> str:
     return f"{line.num_measured} of {line.seeds_wanted} seeds"
 
 
-def _backdoor(line: Summary, _: Group) -> str:
-    pooled = line.backdoor_pooled
+def _counted(mean: Mean | None, pooled: Proportion | None) -> str:
     count = show_count((pooled.successes, pooled.total)) if pooled else ""
-    return show_mean(line.backdoor) + (f" ({count})" if count else "")
+    return show_mean(mean) + (f" ({count})" if count else "")
 
 
 def _times(ratio: float | None) -> str:
@@ -140,10 +147,18 @@ def _bytes(value: float | None) -> str:
     return NOTHING if value is None else show_bytes(value)
 
 
-def _saved(line: Summary, group: Group) -> str:
-    base = find(ERASER, group)
-    ratio = ratio_of(base.stored_bytes if base else None, line.stored_bytes)
-    return NOTHING if ratio is None else f"1/{ratio:.1f}"
+def _stored(line: Summary, name: str) -> str:
+    return NOTHING if line.storage is None else _bytes(getattr(line.storage, name))
+
+
+def _number(value: float | None) -> str:
+    """Return a number with three digits, however large it is."""
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+def _lemma(show: Callable[[Keeping], str]) -> Callable[[Summary, Group], str]:
+    """Return a column's function from the text of a measure of Lemma 3."""
+    return lambda line, _: NOTHING if line.keeping is None else show(line.keeping)
 
 
 def _degrees(value: float | None) -> str:
@@ -162,7 +177,7 @@ def _papers_angle(line: Summary, _: Group) -> str:
         return NOTHING
     return {
         PAPER_ALL.label: f"mean below {published.MEAN_ANGLE_BELOW:g}°",
-        "fast-fedul-2": f"{published.SKEW_IGNORANT_ANGLE_RATIO:g} ×",
+        NO_SKEW.label: f"{published.SKEW_IGNORANT_ANGLE_RATIO:g} ×",
     }.get(line.label, NOTHING)
 
 
@@ -179,10 +194,14 @@ def _budget(line: Summary, _: Group) -> str:
 
 
 _METHOD = Column("method", lambda line, _: line.label)
+_SETTINGS = Column("settings", lambda line, _: line.settings or NOTHING)
 _SEEDS = Column("seeds", _seeds)
 _SHARES = (
     Column("main", lambda line, _: show_mean(line.main)),
-    Column("backdoor", _backdoor),
+    Column("backdoor", lambda s, _: _counted(s.backdoor, s.backdoor_pooled)),
+)
+_SEVENS = Column(
+    "all sevens nobody has", lambda s, _: _counted(s.sevens, s.sevens_pooled)
 )
 _PAPER = (
     Column("paper main", lambda s, _: show_percent(s.paper[0] if s.paper else None)),
@@ -195,10 +214,14 @@ _PAPER = (
     ),
 )
 _STORED = Column("history stored", lambda line, _: _bytes(line.stored_bytes))
-_SAVED = Column("of FedEraser's", _saved)
+_LEAST = (
+    Column("as published", lambda s, _: _stored(s, "published")),
+    Column("at the least", lambda s, _: _stored(s, "least")),
+)
 _POLICY = (Column("kept by", _policy), Column("updates a round", _budget))
 _COST = (
     _METHOD,
+    _SETTINGS,
     _SEEDS,
     Column("time", lambda line, _: show_seconds(line.seconds)),
     Column(f"time, {PAPER.label} = 1", _time_ratio),
@@ -206,10 +229,12 @@ _COST = (
     Column("client calls", _calls),
     Column("peak memory", lambda line, _: _bytes(line.peak_bytes)),
     _STORED,
+    *_LEAST,
     Column("history read", lambda line, _: _bytes(line.bytes_read)),
 )
 _DEVIATION = (
     _METHOD,
+    _SETTINGS,
     _SEEDS,
     Column("mean angle", lambda line, _: _degrees(line.mean_unit_angle)),
     Column("largest angle", lambda line, _: _degrees(line.max_unit_angle)),
@@ -220,4 +245,36 @@ _DEVIATION = (
     Column(f"mean, {PAPER_ALL.label} = 1", _angle_ratio),
     Column("paper", _papers_angle),
 )
-_FROM_PAPER = (*_PAPER[:2], _COST[4], _DEVIATION[-1])
+_BOUND = (
+    _METHOD,
+    _SETTINGS,
+    _SEEDS,
+    _SHARES[0],
+    Column("distance to the retrained model", lambda s, _: _number(s.distance)),
+    Column("bound", lambda s, _: _number(s.bound)),
+    Column("bound / distance", lambda s, _: _times(ratio_of(s.bound, s.distance))),
+    Column("K", lambda s, _: _number(s.lipschitz)),
+)
+_LEMMA = (
+    Column("keeps", lambda line, _: line.label),
+    _SEEDS,
+    Column("attacker kept", _lemma(lambda found: _number(found.attacker))),
+    Column("honest kept", _lemma(lambda found: _number(found.honest))),
+    Column(
+        "rounds: attacker likelier",
+        _lemma(lambda found: show_count((found.more_likely, found.num_rounds))),
+    ),
+    Column(
+        "rounds: attacker largest",
+        _lemma(lambda found: show_count((found.largest, found.num_rounds))),
+    ),
+    Column(
+        "condition holds: features",
+        _lemma(lambda found: show_percent(found.features.value)),
+    ),
+    Column(
+        "condition holds: pairs",
+        _lemma(lambda found: show_count((found.pairs.successes, found.pairs.total))),
+    ),
+)
+_FROM_PAPER = (*_PAPER[:2], _COST[5], _DEVIATION[-1])

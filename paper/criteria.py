@@ -1,8 +1,8 @@
 """The paper's five criteria for each method, measured and declared, beside its marks.
 
 The paper marks them without saying how. Here: C1 and C2 are measured on runs with all
-clients in every round, C3 on runs with half of them, C4 and C5 are what a method
-declares that it needs.
+clients in every round, C3 on runs with half of them. C4 and C5 follow from the needs
+that a method declares.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ MAIN_POINTS = 2.0
 BACKDOOR_POINTS = 5.0
 
 ABOUT = (
-    f"C1, utility: main accuracy is at most {MAIN_POINTS:g} points below retraining.",
-    f"C2, what the client did to the others goes too: the backdoor works at most "
+    f"C1, removal and utility: main accuracy is at most {MAIN_POINTS:g} points below "
+    f"retraining, and the backdoor works at most {BACKDOOR_POINTS:g} points more "
+    "often.",
+    f"C2, the leaver's influence on the others goes too: the backdoor works at most "
     f"{BACKDOOR_POINTS:g} points more often than after retraining.",
     "Both are judged by the worst of the tables below in which every client takes part "
     "in every round.",
-    "C3, chance: C1 and C2 hold also where the server draws only half of the clients "
-    "for a round.",
+    "C3, chance: C1 holds also where the server draws only half of the clients for a "
+    "round.",
     "C4, privacy: the method needs no data at the server.",
     "C5, efficiency: the method asks no client to compute.",
-    "The measured points stand in brackets.",
+    "The measured points stand in brackets, main accuracy first.",
     "The paper's mark, where it has one, stands after the stroke.",
 )
 """The meaning of each criterion, sentence by sentence."""
@@ -48,20 +50,17 @@ def _row(method: str, summaries: Sequence[Summary]) -> str:
     needs = find_method(name).needs
     main, backdoor = _gaps(method, summaries, half=False)
     half_main, half_backdoor = _gaps(method, summaries, half=True)
-    known = None if half_main is None or half_backdoor is None else True
     ours = (
-        _limited(main, MAIN_POINTS),
+        _both(main, backdoor),
         _limited(backdoor, BACKDOOR_POINTS),
-        known
-        and _limited(half_main, MAIN_POINTS)
-        and _limited(half_backdoor, BACKDOOR_POINTS),
+        _both(half_main, half_backdoor),
         not needs.server_data,
         not (needs.target or needs.others),
     )
     said = (
-        _points(main),
+        _points(main, backdoor),
         _points(backdoor),
-        f" ({_number(half_main)}, {_number(half_backdoor)})" if known else "",
+        _points(half_main, half_backdoor),
         "",
         "",
     )
@@ -93,6 +92,13 @@ def _worst(values: Iterable[float]) -> float | None:
     return max(values, default=None)
 
 
+def _both(main: float | None, backdoor: float | None) -> bool | None:
+    """Return whether a method keeps the utility and removes the client."""
+    utility = _limited(main, MAIN_POINTS)
+    removal = _limited(backdoor, BACKDOOR_POINTS)
+    return None if utility is None or removal is None else utility and removal
+
+
 def _limited(value: float | None, limit: float) -> bool | None:
     return None if value is None else value <= limit
 
@@ -101,8 +107,10 @@ def _mark(value: bool | None) -> str:
     return NOTHING if value is None else "yes" if value else "no"
 
 
-def _points(value: float | None) -> str:
-    return "" if value is None else f" ({_number(value)})"
+def _points(*values: float | None) -> str:
+    if any(value is None for value in values):
+        return ""
+    return f" ({', '.join(map(_number, values))})"
 
 
 def _number(value: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastfedul.errors import InvalidInputError
@@ -15,7 +15,15 @@ ATTACKS = ("edge-case", "pixel")
 HALF = "half of the clients a round"
 PAPERS_BUDGET = "optimal:5"
 ERASER = "federaser, every 2nd round"
+AUTHORS = "paper.authors:AuthorsFormula"
 DAMPINGS = (0.01, 0.03, 0.05, 0.07, 0.09, 0.11)
+ALPHAS = (0.05, 0.07, 0.1)
+"""The ends of the paper's range of alpha, and the value of its authors' code."""
+RATIOS = (2, 3, 4)
+"""The paper's levels of skewed data."""
+EPOCHS = (1, 2, 5, 10, 20)
+AGGREGATED = {"keep": PAPERS_BUDGET, "keep_use": "aggregate"}
+"""Options of Algorithm 1 as printed: the server aggregates the updates it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +35,9 @@ class Line:
         attack: The attack.
         label: Name of the method in the table.
         cells: A cell per seed.
-        partition: How the data are split, or that only half of the clients are drawn.
-        parameter: Parameter that a figure varies: level, damping or budget.
+        partition: How the data are split, or another option that tables differ in.
+        parameter: Parameter that a figure varies: level, damping, budget or epochs.
+        size: Number of the model's parameters.
     """
 
     data: str
@@ -37,34 +46,51 @@ class Line:
     cells: tuple[Cell, ...]
     partition: str = "iid"
     parameter: float | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as a table shows it."""
+    """A method as a table shows it.
+
+    Attributes:
+        label: Name in the table.
+        name: Name by which the method is found.
+        settings: The method's settings where they are not the usual ones.
+        run: Options of the run where they are not the usual ones.
+    """
 
     label: str
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 REFERENCES = (Method(BEFORE, BEFORE), Method(RETRAINED, RETRAINED))
+BEFORE_LINE = REFERENCES[0]
 RIVALS = tuple(
     Method(name, name)
     for name in ("federaser", "fedaccum", "cdp", "pga", "kd", "fedrecover")
 )
 PAPER = Method("fast-fedul-paper", "fast-fedul-paper", {"keep": PAPERS_BUDGET})
 PAPER_ALL = Method("fast-fedul-paper, all kept", PAPER.name)
+NO_SKEW = Method("fast-fedul-2, all kept", "fast-fedul-2")
 VARIANTS = (
     Method("fast-fedul-1", PAPER.name, {"keep": "uniform:5"}),
-    Method("fast-fedul-2", "fast-fedul-2"),
-    Method("fast-fedul-3", "fast-fedul-3"),
+    Method("fast-fedul-2", "fast-fedul-2", {"keep": PAPERS_BUDGET}),
+    Method("fast-fedul-3", "fast-fedul-3", {"keep": PAPERS_BUDGET}),
 )
+ALL_KEPT = (PAPER_ALL, NO_SKEW, Method("fast-fedul-3, all kept", "fast-fedul-3"))
 PAPER_USUAL = Method(
     "fast-fedul-paper, all kept, damping 0.07", PAPER.name, {"damping": 0.07}
 )
 DEFAULT = Method("fast-fedul", "fast-fedul")
 """The method of `forget` with nothing set, on a ledger that kept everything."""
+SAMPLED_RUN = tuple(
+    Method(f"{method.label}, 5 aggregated", method.name, method.settings, AGGREGATED)
+    for method in (*REFERENCES, Method(PAPER.name, PAPER.name), DEFAULT)
+)
+"""Lines on a run that aggregated a sample of the updates, with weights 1/p."""
 
 MAIN = (*REFERENCES, *RIVALS, PAPER, PAPER_ALL)
 
@@ -84,7 +110,7 @@ def _main_table(attack: str) -> Callable[[Scale, int], list[Line]]:
         return [
             _line(scale, attack, method, num_seeds, data=data)
             for data in data_sets(scale)
-            for method in (*MAIN, *_unchosen(scale, data), DEFAULT)
+            for method in (*MAIN, *_unchosen(scale, data), DEFAULT, *SAMPLED_RUN)
         ]
 
     return lines
@@ -96,27 +122,78 @@ def _unchosen(scale: Scale, data: str) -> tuple[Method, ...]:
 
 
 def _non_iid(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, *RIVALS, PAPER_ALL, DEFAULT)
-    levels = (1, 4) if scale == "smoke" else (1, 2, 3, 4)
-    attacks = ATTACKS[1:] if scale == "smoke" else ATTACKS
+    """Return Dirichlet splits by ratio, then the fixed grading of classes."""
+    methods = (*REFERENCES, *RIVALS, PAPER, PAPER_ALL, DEFAULT)
+    levels = RATIOS[-1:] if scale == "smoke" else RATIOS
+    splits = [
+        ("iid", 1),
+        *((f"ratio:{ratio}", ratio) for ratio in RATIOS),
+        *((f"level:{level}", level) for level in levels),
+    ]
     return [
         _line(
             scale,
             attack,
             method,
             num_seeds,
-            partition="iid" if level == 1 else f"level:{level}",
+            partition=partition,
             parameter=level,
         )
-        for attack in attacks
-        for level in levels
+        for attack in ATTACKS
+        for partition, level in splits
         for method in methods
     ]
 
 
 def _ablation(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, PAPER, PAPER_ALL, *VARIANTS)
+    methods = (*REFERENCES, PAPER, *VARIANTS, *ALL_KEPT, DEFAULT, *SAMPLED_RUN)
     return _on_first(scale, num_seeds, methods)
+
+
+def _sign(scale: Scale, num_seeds: int) -> list[Line]:
+    """Return lines with the paper's sign, with the other one, and the public code."""
+    methods = [*REFERENCES, NO_SKEW]
+    for alpha in ALPHAS:
+        ours, printed = {"damping": alpha}, {"damping": -alpha}
+        methods += [
+            Method(f"(1 + α), α {alpha:g}", PAPER.name, printed),
+            Method(f"(1 − α), α {alpha:g}", PAPER.name, ours),
+            Method(f"authors' code, α {alpha:g}", AUTHORS, {"alpha": alpha}),
+        ]
+    return _on_first(scale, num_seeds, (*methods, DEFAULT))
+
+
+def _bound(scale: Scale, num_seeds: int) -> list[Line]:
+    damped = [
+        Method(f"damping {alpha:g}", PAPER.name, {"damping": alpha}) for alpha in ALPHAS
+    ]
+    return _on_first(scale, num_seeds, (BEFORE_LINE, NO_SKEW, *damped, DEFAULT))
+
+
+def _lemma(scale: Scale, num_seeds: int) -> list[Line]:
+    keeping = Method(PAPERS_BUDGET, BEFORE, {"keep": PAPERS_BUDGET})
+    return [
+        _line(scale, attack, keeping, num_seeds, data=data, kind="keeping")
+        for data in data_sets(scale)
+        for attack in ATTACKS
+    ]
+
+
+def _epochs(scale: Scale, num_seeds: int) -> list[Line]:
+    """Return lines that differ in the local epochs of a round."""
+    return [
+        _line(
+            scale,
+            attack,
+            replace(method, run={"epochs": epochs, "rounds": 20}),
+            num_seeds,
+            table=f"{epochs} local epochs",
+            parameter=epochs,
+        )
+        for attack in ATTACKS
+        for epochs in EPOCHS
+        for method in (*REFERENCES, NO_SKEW, PAPER_ALL, DEFAULT)
+    ]
 
 
 def _damping(scale: Scale, num_seeds: int) -> list[Line]:
@@ -135,12 +212,12 @@ def _damping(scale: Scale, num_seeds: int) -> list[Line]:
                     kind="iterations",
                 )
             )
+        found.append(_line(scale, attack, DEFAULT, num_seeds))
     return found
 
 
 def _deviation(scale: Scale, num_seeds: int) -> list[Line]:
-    skew_ignorant = Method("fast-fedul-2", "fast-fedul-2")
-    return _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL, skew_ignorant))
+    return _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL, NO_SKEW, DEFAULT))
 
 
 def _cost(scale: Scale, num_seeds: int) -> list[Line]:
@@ -148,12 +225,12 @@ def _cost(scale: Scale, num_seeds: int) -> list[Line]:
         line
         for attack in ATTACKS
         for line in _main_table(attack)(scale, num_seeds)
-        if line.label != BEFORE
+        if not line.label.startswith(BEFORE)
     ]
 
 
 def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
-    methods = (*REFERENCES, *RIVALS, PAPER_ALL, VARIANTS[1])
+    methods = (*REFERENCES, *RIVALS, PAPER_ALL, NO_SKEW, DEFAULT)
     half = [
         _line(scale, attack, method, num_seeds, half=True)
         for attack in ATTACKS
@@ -164,7 +241,7 @@ def _criteria(scale: Scale, num_seeds: int) -> list[Line]:
 
 def _sampling(scale: Scale, num_seeds: int) -> list[Line]:
     budgets = (2, 5) if scale == "smoke" else (1, 2, 3, 5, 7, 9)
-    found = _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL))
+    found = _on_first(scale, num_seeds, (*REFERENCES, PAPER_ALL, DEFAULT))
     for attack in ATTACKS:
         for policy in ("optimal", "uniform", "top"):
             for budget in budgets:
@@ -220,6 +297,10 @@ EXPERIMENTS: dict[str, Callable[[Scale, int], list[Line]]] = {
     "cost": _cost,
     "sampling": _sampling,
     "criteria": _criteria,
+    "sign": _sign,
+    "bound": _bound,
+    "lemma": _lemma,
+    "epochs": _epochs,
     "history": _history,
 }
 """Name to a function of scale and number of seeds."""
@@ -244,21 +325,22 @@ def _line(
     parameter: float | None = None,
     kind: Kind = "model",
     half: bool = False,
+    table: str | None = None,
 ) -> Line:
     """Return a line; on the first data set of the scale if none is named."""
     data = data or data_sets(scale)[0]
     setting: Setting = setting_of(scale, data)
+    split = HALF if half else table or partition
     cells = tuple(
         Cell(
-            setting.config(attack, seed, partition, half=half),
+            setting.config(attack, seed, partition, half=half, **method.run),
             method.name,
             _settings(setting, method, seed),
             kind,
         )
         for seed in range(num_seeds)
     )
-    split = HALF if half else partition
-    return Line(data, attack, method.label, cells, split, parameter)
+    return Line(data, attack, method.label, cells, split, parameter, setting.size)
 
 
 def _settings(setting: Setting, method: Method, seed: int) -> dict[str, Any]:

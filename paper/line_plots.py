@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastfedul.report.drawing import FAINT, INK
@@ -30,13 +30,27 @@ if TYPE_CHECKING:
 
 _HEIGHT = 4.0
 _DODGE = 0.04
+_POINTS_SHOWN = 0.08
+"""How far below the retrained model an axis of main accuracy goes, if it is cut."""
 _SUMS = f"{DEFAULT.name}, sums"
 _REFERENCES = {BEFORE: (FAINT, ":"), RETRAINED: (INK, "--")}
 
 
 def draw_levels(stem: str, title: str, group: Group) -> str:
-    """Return a line per method against the level of skew."""
-    return _draw_parameters(stem, title, group, "level of skew (1: even split)")
+    """Return a line per method against the ratio of classes, of Dirichlet splits.
+
+    The axis of main accuracy ends below the retrained model by a few points, so that
+    the good methods can be told apart; a mark at its lower end stands for any method
+    below it.
+    """
+    shown = [line for line in group if not line.partition.startswith("level")]
+    label = "ratio of classes (1: even split)"
+    return _draw_parameters(stem, title, shown, label, least=_least(shown))
+
+
+def draw_epochs(stem: str, title: str, group: Group) -> str:
+    """Return a line per method against the local epochs of a round."""
+    return _draw_parameters(stem, title, group, "local epochs a round")
 
 
 def draw_budgets(stem: str, title: str, group: Group) -> str:
@@ -52,6 +66,9 @@ def draw_iterations(stem: str, title: str, group: Group) -> str:
         for name, axes in panels.items():
             for number, line in enumerate(group):
                 course = _course(line, name)
+                if not course:
+                    _add_across(axes, line, name)
+                    continue
                 axes.plot(
                     range(1, len(course) + 1),
                     course,
@@ -113,7 +130,19 @@ def _make_logarithmic(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
+def _least(group: Group) -> float | None:
+    """Return the lower end of an axis of main accuracy; None if nobody is below it."""
+    known = [line.main.value for line in group if line.main]
+    again = [line.main.value for line in group if line.main and line.label == RETRAINED]
+    if not again:
+        return None
+    least = min(again) - _POINTS_SHOWN
+    return least if min(known) < least else None
+
+
+def _draw_parameters(
+    stem: str, title: str, group: Group, label: str, *, least: float | None = None
+) -> str:
     series: dict[str, list[Summary]] = {}
     for line in group:
         if line.parameter is not None and line.num_measured:
@@ -131,9 +160,27 @@ def _draw_parameters(stem: str, title: str, group: Group, label: str) -> str:
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             for line in across:
                 _add_across(axes, line, name)
+        if least is not None:
+            _cut_below(panels[MAIN], series, least)
         legend_below(figure, panels[MAIN])
 
     return render(stem, title, _HEIGHT + 0.2 * (len(series) // 3), paint)
+
+
+def _cut_below(
+    axes: Axes, series: Mapping[str, Sequence[Summary]], least: float
+) -> None:
+    """End the axis at a value, and name the methods that lie below it."""
+    top = axes.get_ylim()[1]
+    axes.set_ylim(least, top)
+    said = []
+    for method, lines in series.items():
+        low = [s.main.value for s in lines if s.main and s.main.value < least]
+        if low:
+            said.append(f"{method}: down to {min(low) * 100:.0f} %")
+    axes.annotate(
+        "\n".join(said), (0.03, 0.03), xycoords="axes fraction", fontsize=8, color=FAINT
+    )
 
 
 def _panels(figure: Figure, label: str) -> dict[str, Axes]:

@@ -13,21 +13,34 @@ from fastfedul.errors import FastFedULError
 from paper import server_rules
 from paper.board.page import write_page
 from paper.cells import CellStore
-from paper.experiments import EXPERIMENTS, lines_of
+from paper.experiments import lines_of
+from paper.settings import Scale
 from paper.writing import write
 
 RESULTS = Path("results")
 PAGES = Path("docs/results")
 
-_ONE_SEED = ("non-iid", "criteria")
-_NOT_PUBLISHED = ("history",)
-"""Experiments whose cells are not all there."""
-SEEDS = {
-    name: 1 if name in _ONE_SEED else 3
-    for name in EXPERIMENTS
-    if name not in _NOT_PUBLISHED
-}
-"""Seeds of each published experiment of the paper."""
+_STANDARD = (
+    *("edge-case", "pixel", "non-iid", "ablation", "damping", "deviation", "cost"),
+    *("sampling", "criteria", "sign", "bound", "lemma"),
+)
+_DIGITS = ("ablation", "sign", "bound", "lemma", "epochs", "non-iid")
+_PAPERS = ("edge-case", "pixel", "ablation", "deviation", "sign", "bound")
+PUBLISHED: tuple[tuple[str, Scale, int], ...] = (
+    *((name, "standard", 3) for name in _STANDARD),
+    *((name, "smoke", 3) for name in _DIGITS),
+    *((name, "paper", 1) for name in _PAPERS),
+)
+"""Published experiments: name, scale and number of seeds.
+
+The pages of scale `standard` stand in the folder itself, all others in a folder with
+the name of their scale.
+"""
+
+
+def folder_of(scale: Scale, out: Path) -> Path:
+    """Return the folder for the pages of a scale."""
+    return out if scale == "standard" else out / scale
 
 
 def write_pages(results: Path, out: Path) -> Iterator[Path]:
@@ -41,9 +54,9 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
         FastFedULError: If a result cannot be read or a file cannot be written.
     """
     store = CellStore(results)
-    for name, num_seeds in SEEDS.items():
-        lines = lines_of(name, "standard", num_seeds)
-        yield from write(name, "standard", lines, store, out)
+    for name, scale, num_seeds in PUBLISHED:
+        lines = lines_of(name, scale, num_seeds)
+        yield from write(name, scale, lines, store, folder_of(scale, out))
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
 

@@ -9,6 +9,7 @@ from paper.cells import BEFORE, RETRAINED
 from paper.columns import Group
 from paper.line_plots import (
     draw_budgets,
+    draw_epochs,
     draw_history,
     draw_iterations,
     draw_levels,
@@ -16,7 +17,7 @@ from paper.line_plots import (
 from paper.summary import Summary
 
 Draw = Callable[[str, str, Group], str]
-_DRAW: dict[str, tuple[Draw, str]] = {
+DRAWN: dict[str, tuple[Draw, str]] = {
     "edge-case": (draw_accuracies, "Accuracy after forgetting"),
     "pixel": (draw_accuracies, "Accuracy after forgetting"),
     "ablation": (draw_accuracies, "Variants of Fast-FedUL"),
@@ -25,6 +26,8 @@ _DRAW: dict[str, tuple[Draw, str]] = {
     "deviation": (draw_angles, "Angles to the retrained model"),
     "cost": (draw_costs, "Cost of forgetting"),
     "history": (draw_history, "Forgetting from less history"),
+    "sign": (draw_accuracies, "The sign of α"),
+    "epochs": (draw_epochs, "Fast-FedUL and local epochs"),
     "sampling": (draw_budgets, "Fast-FedUL with fewer updates kept"),
 }
 
@@ -37,9 +40,9 @@ def plots_of(name: str, summaries: Sequence[Summary]) -> dict[str, str]:
     Raises:
         InvalidInputError: If matplotlib is not installed.
     """
-    if name not in _DRAW:
+    if name not in DRAWN:
         return {}
-    draw, about = _DRAW[name]
+    draw, about = DRAWN[name]
     found = {}
     for (attack, source), group in _by_plot(name, summaries).items():
         if any(line.num_measured for line in group):

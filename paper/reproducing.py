@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
-from paper.cells import Cell, CellStore, run_key
+from fastfedul.methods.protocol import needs_help
+from fastfedul.methods.registry import find_method
+from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key, without_ledger
 from paper.experiments import EXPERIMENTS, Line, lines_of
-from paper.running import Say, compute
+from paper.running import Say, compute, is_missing
 from paper.settings import SCALES, Scale
 from paper.writing import write
 
@@ -27,6 +29,7 @@ class Plan:
         num_done: How many have a result.
         folder: Where pages go, and runs while they are computed.
         results: Where the results of cells are kept.
+        again: Whether results without the newest measures count as missing.
     """
 
     scale: Scale
@@ -35,6 +38,7 @@ class Plan:
     num_done: int
     folder: Path
     results: Path
+    again: bool = False
 
     @property
     def num_cells(self) -> int:
@@ -50,16 +54,20 @@ def plan(
     *,
     results: Path | None = None,
     only: str | None = None,
+    again: bool = False,
+    server_only: bool = False,
 ) -> Plan:
     """Return the cells of a table, and the number of finished ones.
 
     Args:
         name: Of a table, of several with commas, or `all`.
-        scale: `smoke` or `standard`.
+        scale: `smoke`, `standard` or `paper`.
         num_seeds: Seeds 0 to this number less 1.
         folder: Where pages go.
         results: Where the results of cells are kept; None for `results` below it.
         only: Leave out all other data sets.
+        again: Count results without the newest measures as missing.
+        server_only: Leave out the cells of methods that ask clients or images.
     """
     if scale not in SCALES:
         raise InvalidInputError(
@@ -67,14 +75,26 @@ def plan(
         )
     names = tuple(EXPERIMENTS) if name == "all" else tuple(name.split(","))
     tables = {one: _only(lines_of(one, scale, num_seeds), only) for one in names}
-    cells = _together([c for lines in tables.values() for x in lines for c in x.cells])
+    wanted = [c for lines in tables.values() for x in lines for c in x.cells]
+    if server_only:
+        wanted = [cell for cell in wanted if not _asks(cell)]
+    cells = _together(wanted)
     results = results or folder / RESULTS
     store = CellStore(results)
-    num_done = sum(store.read(cell) is not None for cell in cells)
-    return Plan(scale, tables, cells, num_done, folder, results)
+    num_done = sum(not is_missing(cell, store, again=again) for cell in cells)
+    return Plan(scale, tables, cells, num_done, folder, results, again)
 
 
-def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Path, ...]:
+def _asks(cell: Cell) -> bool:
+    """Return whether a cell's method asks clients or needs images of the server."""
+    return cell.method not in (BEFORE, RETRAINED) and needs_help(
+        find_method(cell.method, without_ledger(cell.settings))
+    )
+
+
+def reproduce(
+    planned: Plan, say: Say, *, limit: int | None = None, keep_runs: bool = False
+) -> tuple[Path, ...]:
     """Compute the missing cells and write the tables; return the files.
 
     An interruption also writes the tables, from the finished cells.
@@ -83,15 +103,16 @@ def reproduce(planned: Plan, say: Say, *, limit: int | None = None) -> tuple[Pat
         planned: The plan.
         say: Told how far it is.
         limit: Stop after so many runs.
+        keep_runs: Leave the folders of the runs in `runs` below the pages.
     """
     folder = planned.folder
     store = CellStore(planned.results)
-    missing = [cell for cell in planned.cells if store.read(cell) is None]
+    missing = [c for c in planned.cells if is_missing(c, store, again=planned.again)]
     if limit is not None:
         runs = list(dict.fromkeys(run_key(cell.run) for cell in missing))[:limit]
         missing = [cell for cell in missing if run_key(cell.run) in runs]
     try:
-        compute(missing, store, folder / RUNS, say)
+        compute(missing, store, folder / RUNS, say, keep_runs=keep_runs)
     finally:
         store.sort()
         written = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import iterations
-from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar
 from fastfedul.methods.protocol import (
     Method,
     UnlearnRequest,
-    UnlearnResult,
     bytes_to_keep,
     measured,
 )
@@ -42,24 +39,62 @@ from fastfedul.runs.preparation import (
     start_workers,
 )
 from fastfedul.runs.training import load_config, resume, train
-from paper.cells import BEFORE, RETRAINED, Cell, CellStore, run_key
+from paper.cells import (
+    BEFORE,
+    LEDGER_SETTINGS,
+    RETRAINED,
+    Cell,
+    CellStore,
+    run_key,
+    without_ledger,
+)
+from paper.lemma import condition, keeping_by_round
+from paper.measures import (
+    EDITION,
+    removal_facts,
+    score_sevens,
+    split_facts,
+    unseen_sevens,
+    without_draw,
+)
 from paper.memory import watched
 
 Say = Callable[[str, int], None]
 """Gets the current step, and the number of cells that it finished."""
 
 
-def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> None:
-    """Compute the cells that have no result yet, run by run.
+def is_missing(cell: Cell, store: CellStore, *, again: bool = False) -> bool:
+    """Return whether a cell has no result, or with `again` lacks newer measures."""
+    found = store.read(cell)
+    if found is None:
+        return True
+    return again and cell.kind == "model" and found.get("edition", 1) < EDITION
+
+
+def compute(
+    cells: Sequence[Cell],
+    store: CellStore,
+    runs: Path,
+    say: Say,
+    *,
+    keep_runs: bool = False,
+) -> None:
+    """Compute cells, run by run.
 
     Stopped at any moment it goes on where it was: cells that are done are kept, and
     a half-trained run is taken up again. The folder of a run is removed when its
     cells are done.
+
+    Args:
+        cells: The cells.
+        store: Gets the results.
+        runs: Folder for the runs.
+        say: Told how far it is.
+        keep_runs: Leave the folders of the runs there.
     """
     by_run: dict[str, list[Cell]] = {}
     for cell in cells:
-        if store.read(cell) is None:
-            by_run.setdefault(run_key(cell.run), []).append(cell)
+        by_run.setdefault(run_key(cell.run), []).append(cell)
     for key, missing in by_run.items():
         folder = runs / key
         try:
@@ -68,19 +103,17 @@ def compute(cells: Sequence[Cell], store: CellStore, runs: Path, say: Say) -> No
             # This follows from the options and is a result; any other refusal, such as
             # of data that are not there, does not and is none.
             for cell in missing:
-                store.write(cell, {"refused": str(error), "software": _SOFTWARE})
+                store.write(cell, {"refused": str(error), **_ABOUT_RESULT})
                 say(f"{_name(cell.run)}: cannot be run", 1)
             continue
         with _Bench(folder, missing[0].leavers, say) as bench:
             for cell in missing:
                 say(f"{_name(cell.run)}: {cell.method}", 0)
-                store.write(cell, {**bench.result(cell), "software": _SOFTWARE})
+                store.write(cell, {**bench.result(cell), **_ABOUT_RESULT})
                 say(f"{_name(cell.run)}: {cell.method}", 1)
-        shutil.rmtree(folder)
+        if not keep_runs:
+            shutil.rmtree(folder)
 
-
-_OF_LEDGER = {"store": "float32", "history": "rounds"}
-"""Settings of cells that are about the ledger, not the method, and the run's own."""
 
 _RECODED = "recoded"
 
@@ -99,6 +132,8 @@ class _Bench:
         if not self._forget:
             self._forget = self._prepared.names[: self._leavers]
         self._questions = questions_of(self._prepared, self._forget)
+        self._sevens = unseen_sevens(self._prepared)
+        self._split = split_facts(self._prepared)
         self._workers: Workers = start_workers(self._prepared)
         self._ledger = LedgerReader(self._folder)
         self._others: dict[tuple[str, str], LedgerReader] = {}
@@ -116,6 +151,8 @@ class _Bench:
         try:
             if cell.kind == "iterations":
                 return self._iterations(cell)
+            if cell.kind == "keeping":
+                return self._keeping(cell)
             return self._model(cell)
         except UnlearnRefusedError as error:
             return {"refused": str(error)}
@@ -128,26 +165,38 @@ class _Bench:
 
     def _model(self, cell: Cell) -> dict[str, Any]:
         reference, seconds, calls = self._retrained()
-        before = self._answers(BEFORE, self._ledger.final)
+        final = self._ledger.final
+        before = self._answers(BEFORE, final)
         again = self._answers(RETRAINED, reference)
         if cell.method == BEFORE:
-            return _row(self._evaluate(before, before, again))
+            return self._row(final, self._evaluate(before, before, again))
         if cell.method == RETRAINED:
             row = self._evaluate(again, before, again, seconds, calls)
-            return _row(row)
+            return self._row(reference, row)
         method, request = self._method(cell), self._request(self._ledger_of(cell))
+        drawn, drawn_request = without_draw(method, request)
         with watched() as peak:
-            done = measured(method, request)
-        answers = self._ask(done.model(self._ledger.final))
+            done = measured(drawn, drawn_request)
+        model = done.model(final)
+        answers = self._ask(model)
         row = self._evaluate(answers, before, again, done.seconds, done.client_calls)
         return {
-            **_row(row),
+            **self._row(model, row),
             "bytes_read": done.bytes_read,
             "stored_bytes": bytes_to_keep(method, request.ledger),
             "peak_bytes": peak.num_bytes,
             "warnings": list(done.warnings),
-            **_found(done),
+            **removal_facts(done),
         }
+
+    def _row(self, model: Model, found: Evaluation) -> dict[str, Any]:
+        sevens = score_sevens(self._prepared, self._sevens, model)
+        return {**_row(found), **sevens, **self._split}
+
+    def _keeping(self, cell: Cell) -> dict[str, Any]:
+        keep = Keep.parse(cell.settings["keep"])
+        found = keeping_by_round(self._ledger, keep, self._forget)
+        return {**found, "condition": condition(self._prepared, self._ledger.final)}
 
     def _iterations(self, cell: Cell) -> dict[str, Any]:
         final, request = self._ledger.final, self._request(self._ledger)
@@ -159,16 +208,16 @@ class _Bench:
         return {"main": [m for m, _ in points], "backdoor": [b for _, b in points]}
 
     def _method(self, cell: Cell) -> Method:
-        own = {k: v for k, v in cell.settings.items() if k not in _OF_LEDGER}
-        found = find_methods(
-            [cell.method], self._prepared, PAPERS_DAMPING, {cell.method: own}
-        )
+        own = {cell.method: without_ledger(cell.settings)}
+        found = find_methods([cell.method], self._prepared, PAPERS_DAMPING, own)
         return found[cell.method]
 
     def _ledger_of(self, cell: Cell) -> LedgerReader:
         """Return the run's ledger as the cell wants it stored."""
-        dtype, history = ({**_OF_LEDGER, **cell.settings}[key] for key in _OF_LEDGER)
-        if (dtype, history) == tuple(_OF_LEDGER.values()):
+        dtype, history = (
+            {**LEDGER_SETTINGS, **cell.settings}[key] for key in LEDGER_SETTINGS
+        )
+        if (dtype, history) == tuple(LEDGER_SETTINGS.values()):
             return self._ledger
         if (dtype, history) not in self._others:
             path = self._folder / _RECODED / f"{history}-{dtype}"
@@ -221,7 +270,7 @@ class _Bench:
         )
 
 
-_SOFTWARE = version("fastfedul")
+_ABOUT_RESULT = {"software": version("fastfedul"), "edition": EDITION}
 
 
 def _trained(folder: Path, run: RunConfig, say: Say) -> None:
@@ -267,11 +316,3 @@ def _counts(name: str, found: Proportion | None) -> dict[str, Any]:
         f"{name}_count": found.successes,
         f"{name}_total": found.total,
     }
-
-
-def _found(done: UnlearnResult) -> Mapping[str, Any]:
-    if not isinstance(done, Removal):
-        return {}
-    skew = {"name": done.skew.name, **done.skew.settings()}
-    reaction = {} if done.reaction is None else {"reaction": asdict(done.reaction)}
-    return {"coverage": done.coverage, "skew": skew, **reaction}

@@ -10,7 +10,7 @@ tried.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fastfedul.data.sources import find_source, locate
@@ -31,6 +31,7 @@ class Setting:
         run: Options of training.
         attacks: Options of each attack.
         methods: Settings of methods that are not the usual ones.
+        size: Number of the model's parameters; 0 if no table counts bytes.
     """
 
     data: str
@@ -38,12 +39,27 @@ class Setting:
     run: Mapping[str, Any]
     attacks: Mapping[str, Mapping[str, Any]]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    size: int = 0
 
     def config(
-        self, attack: str, seed: int, partition: str = "iid", *, half: bool = False
+        self,
+        attack: str,
+        seed: int,
+        partition: str = "iid",
+        *,
+        half: bool = False,
+        **more: Any,
     ) -> RunConfig:
-        """Return the options of a run; with half of the clients in each round."""
-        options = {**self.run, **self.attacks[attack]}
+        """Return the options of a run.
+
+        Args:
+            attack: The attack.
+            seed: Seed of the run.
+            partition: How the clients share the examples.
+            half: Whether a round draws half of the clients.
+            more: Options that stand in for the usual ones.
+        """
+        options = {**self.run, **self.attacks[attack], **more}
         if half:
             options["per_round"] = options["clients"] // 2
         return RunConfig.from_options(
@@ -70,7 +86,7 @@ def setting_of(scale: Scale, paper: str) -> Setting:
     if scale == "paper":
         return _PAPERS
     if paper == "oct":
-        return Setting(oct_data(), "oct", _OCT.run, _OCT.attacks, _OCT.methods)
+        return replace(_OCT, data=oct_data())
     return {"mnist": _MNIST, "cifar10": _CIFAR10}[paper]
 
 
@@ -88,6 +104,7 @@ _DIGITS = Setting(
     None,
     {"clients": 10, "rounds": 10, "epochs": 3, "lr": 0.05, "server_images": 140},
     {"edge-case": {"poison_ratio": 0.5}, "pixel": {"poison_ratio": 0.5}},
+    size=38_282,
 )
 _EVERY_ROUND = {"interval": 1}
 _EVERY_FIFTH = {"correction": 5}
@@ -105,6 +122,7 @@ _MNIST = Setting(
     },
     {"edge-case": {}, "pixel": {}},
     {"federaser": _EVERY_ROUND, "kd": {"lr": 0.01}, "fedrecover": _EVERY_FIFTH},
+    size=215_370,
 )
 _PAPERS = Setting(
     "mnist",
@@ -119,6 +137,7 @@ _PAPERS = Setting(
         "server_images": 1_000,
     },
     {"edge-case": {}, "pixel": {}},
+    size=215_370,
 )
 """Rounds, local epochs, learning rate and batches of the authors' code; 600 images a
 client."""
@@ -142,6 +161,7 @@ _CIFAR10 = Setting(
         "cdp": {"sparsity": 0.2},
         "fedrecover": _EVERY_FIFTH,
     },
+    size=188_810,
 )
 _OCT = Setting(
     "octmnist",
@@ -161,4 +181,5 @@ _OCT = Setting(
         "federaser": _EVERY_ROUND,
         "fedrecover": {**_EVERY_FIFTH, "warmup": 4},
     },
+    size=214_596,
 )

@@ -12,6 +12,8 @@ from fastfedul.evaluate.intervals import Mean, Proportion, mean_interval
 from paper import published
 from paper.cells import CellStore, Kind
 from paper.experiments import Line
+from paper.method_settings import show_settings
+from paper.storage import Storage, storage_of
 
 WIDE_DEGREES = 20.0
 """From this angle on, an output unit counts as turned."""
@@ -20,6 +22,29 @@ _NAMES = {"oct-retina-subset": "retinal subset (paper: OCTMNIST)"}
 Result = Mapping[str, Any]
 Table = tuple[str, str, str]
 """Attack, data and split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Lemma 3 over the rounds of all seeds.
+
+    Attributes:
+        attacker: Mean probability that the attacker's update is kept.
+        honest: Mean probability that an honest client's update is kept.
+        num_rounds: Rounds in which the attacker took part.
+        more_likely: Rounds in which the attacker's update is the likelier one.
+        largest: Rounds in which the attacker's contribution is the largest.
+        features: Features of pairs that fulfil the lemma's condition.
+        pairs: Pairs whose features all fulfil it.
+    """
+
+    attacker: float
+    honest: float
+    num_rounds: int
+    more_likely: int
+    largest: int
+    features: Proportion
+    pairs: Proportion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +68,25 @@ class Summary:
         backdoor: How often the attack works, likewise.
         main_pooled: Counts of all seeds together.
         backdoor_pooled: Likewise.
+        sevens: How often the attack works on all ARDIS sevens that no client has.
+        sevens_pooled: Counts of all seeds together.
+        settings: The method's settings, in words.
+        storage: Bytes of history, as published and at the least.
         paper: The paper's main and backdoor accuracy.
         main_difference: Ours minus the paper's, in points of a hundred.
         backdoor_difference: Likewise.
-        seconds: Mean time to forget; this and the next seven are means over seeds.
+        keeping: Measures of Lemma 3; None for other lines.
+        seconds: Mean time to forget; this and the next ones are means over seeds.
         client_calls: How often a client had to work.
         bytes_read: History read.
         stored_bytes: History that must be kept.
         peak_bytes: Memory at most, above what was there before.
         mia_auc: Success of guessing who took part.
         distance: To the retrained model.
+        bound: Theorem 1's bound of that distance.
+        lipschitz: The constant K of the bound.
+        class_ratio: Most by least frequent class of a client, where it was searched.
+        concentration: The concentration that gives that ratio.
         angle_degrees: Between all parameters and the retrained model's.
         unit_angles: Angles of the output units, in degrees, of all seeds.
         main_iterations: Mean main accuracy after each iteration.
@@ -77,6 +111,11 @@ class Summary:
     backdoor: Mean | None = None
     main_pooled: Proportion | None = None
     backdoor_pooled: Proportion | None = None
+    sevens: Mean | None = None
+    sevens_pooled: Proportion | None = None
+    settings: str = ""
+    storage: Storage | None = None
+    keeping: Keeping | None = None
     paper: published.Scores | None = None
     main_difference: float | None = None
     backdoor_difference: float | None = None
@@ -87,6 +126,10 @@ class Summary:
     peak_bytes: float | None = None
     mia_auc: float | None = None
     distance: float | None = None
+    bound: float | None = None
+    lipschitz: float | None = None
+    class_ratio: float | None = None
+    concentration: float | None = None
     angle_degrees: float | None = None
     unit_angles: tuple[float, ...] = ()
     main_iterations: tuple[float | None, ...] = ()
@@ -168,6 +211,11 @@ def _summary(line: Line, store: CellStore) -> Summary:
         backdoor=backdoor,
         main_pooled=_pooled("main", results),
         backdoor_pooled=_pooled("backdoor", results),
+        sevens=_over_seeds("sevens", results),
+        sevens_pooled=_pooled("sevens", results),
+        settings=show_settings(first),
+        storage=storage_of(first, line.size) if first.kind == "model" else None,
+        keeping=_keeping(results) if first.kind == "keeping" else None,
         paper=scores,
         main_difference=_points(main, scores[0] if scores else None),
         backdoor_difference=_points(backdoor, scores[1] if scores else None),
@@ -182,9 +230,30 @@ def _summary(line: Line, store: CellStore) -> Summary:
 
 MEANS = (
     *("seconds", "client_calls", "bytes_read", "stored_bytes", "peak_bytes"),
-    *("mia_auc", "distance", "angle_degrees"),
+    *("mia_auc", "distance", "bound", "lipschitz", "angle_degrees"),
+    *("class_ratio", "concentration"),
 )
 """Fields that are plain means over seeds, named as in a result."""
+
+
+def _keeping(results: Sequence[Result]) -> Keeping | None:
+    results = [result for result in results if result.get("attacker")]
+    own = [float(p) for result in results for p in result["attacker"]]
+    others = [float(p) for result in results for p in result["honest"]]
+    if not own:
+        return None
+    held = [result["condition"] for result in results]
+    return Keeping(
+        math.fsum(own) / len(own),
+        math.fsum(others) / len(others),
+        len(own),
+        sum(p > q for p, q in zip(own, others, strict=True)),
+        sum(bool(flag) for result in results for flag in result["largest"]),
+        Proportion(
+            sum(h["features"] for h in held), sum(h["num_features"] for h in held)
+        ),
+        Proportion(sum(h["pairs"] for h in held), sum(h["num_pairs"] for h in held)),
+    )
 
 
 def _over_seeds(name: str, results: Sequence[Result]) -> Mean | None:

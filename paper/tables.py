@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from fastfedul.report.wording import tidy
 from paper.columns import Group, columns_of, line_of
 from paper.criteria import ABOUT, criteria_table
+from paper.lemma import NUM_PAIRS
 from paper.settings import Scale
-from paper.summary import MEANS, WIDE_DEGREES, Summary, by_table
+from paper.storage import ABOUT as STORAGE
+from paper.summary import MEANS, WIDE_DEGREES, Keeping, Summary, by_table
 
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "edge-case": (
@@ -27,12 +29,18 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "non-iid": (
         "Skewed data",
         "Main and backdoor accuracy as the clients' data differ more and more.",
-        "Level 1 is an even split.",
+        "The ratio is how many times as frequent a client's most frequent class is as "
+        "its least frequent class.",
+        "With `ratio`, each class has a Dirichlet split, and we searched the "
+        "concentration that gives the ratio on average over clients.",
+        "With `level`, the classes of every client are graded by the ratio.",
     ),
     "ablation": (
         "Variants of Fast-FedUL",
-        "The worth of each part of the paper's Fast-FedUL: fast-fedul-1, -2 and -3 "
-        "leave one part out.",
+        "The worth of each part of the paper's Fast-FedUL.",
+        "fast-fedul-1 draws the kept updates at random, fast-fedul-2 has no skew, "
+        "fast-fedul-3 has it in every other round.",
+        "All four keep 5 updates of a round; the lines `all kept` keep every update.",
     ),
     "damping": (
         "Damping",
@@ -48,8 +56,7 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "cost": (
         "Cost of forgetting",
         "Time, client calls, memory and history that forgetting takes.",
-        "The column `history stored` counts the bytes that a server must keep to be "
-        "able to forget anybody.",
+        *STORAGE,
     ),
     "criteria": (
         "The paper's criteria",
@@ -64,17 +71,56 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
         "Or it keeps sums: a float32 sum per client, and a few pairs of updates in the "
         "dtype named.",
     ),
+    "sign": (
+        "The sign of α",
+        "The paper prints the factor (1 + α) for the difference of a round.",
+        "With (1 − α) the difference fades.",
+        "The authors' public code has the factor 1 − α·β and subtracts the leaver's "
+        "updates alone; β is the share of the clients that stay.",
+    ),
+    "bound": (
+        "Theorem 1",
+        "The bound of Theorem 1 beside the true distance to the retrained model.",
+        "K is estimated from the steps of the run, so it is too small if anything.",
+        "The bound is no guarantee that anything was forgotten.",
+    ),
+    "lemma": (
+        "Lemma 3",
+        "The probability that optimal keeping of 5 updates keeps the attacker's "
+        "update, and an honest client's.",
+        "The lemma's condition is about features before the last layer: "
+        "d·∇F(x) > (2/ξ)·F(x) for every feature F, with d the way from a clean example "
+        "to its poisoned form and ξ the share of poison.",
+        f"We tried it on the trained model for up to {NUM_PAIRS} test images.",
+        "The lemma also asks for convex features, which a network with pooling and "
+        "several layers does not promise.",
+    ),
+    "epochs": (
+        "Local epochs",
+        "Main and backdoor accuracy after 20 rounds with more and more local epochs.",
+        "`fast-fedul-2` has no skew: the distance to `retrained` is what the others' "
+        "reaction costs.",
+    ),
     "sampling": (
         "Keeping fewer updates",
         "Main and backdoor accuracy of the paper's Fast-FedUL when the server keeps "
         "only some of the updates of a round.",
     ),
 }
-_PLAIN = ("cost", "deviation")
+_PLAIN = ("cost", "deviation", "lemma")
 _COMPARED = ("edge-case", "pixel", "ablation")
 _RETINA = (
     "The retinal subset stands in for OCTMNIST, the data set of the paper.",
     "Its images are others, so the paper's figures are there for orientation only.",
+)
+_AGGREGATED = (
+    "The lines `5 aggregated` belong to another run: there the server aggregated 5 "
+    "updates of a round with weights 1/p, as in the paper's Algorithm 1.",
+    "They have a retrained model of their own.",
+)
+_SEVENS = (
+    "All sevens nobody has: the scored pictures, and the ARDIS sevens that the "
+    "attacker did not draw.",
 )
 _CDP = (
     "`cdp` (class-discriminative pruning) removes the attack's label as a class, not "
@@ -172,16 +218,21 @@ def _section(name: str, group: Group) -> list[str]:
     columns = columns_of(name, group)
     first = group[0]
     split = "" if first.partition == "iid" else f", {first.partition}"
-    if name == "non-iid":
-        split = f", level {first.parameter:g}"
+    if name == "non-iid" and not split:
+        split = ", even split"
     rows = [line_of(columns, line, group) for line in group]
     table = [
         _row([column.head for column in columns]),
-        "|---" + "|---:" * (len(columns) - 1) + "|",
+        "|---" + "".join(_rule(column.head) for column in columns[1:]) + "|",
         *map(_row, rows),
     ]
     heading = f"## {first.attack}: {first.data_name}{split}"
     return [heading, "\n".join(table), *_notes(group)]
+
+
+def _rule(head: str) -> str:
+    """Return the rule below a column's head: words left, numbers right."""
+    return "|---" if head == "settings" else "|---:"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -193,6 +244,11 @@ def _notes(group: Group) -> list[str]:
     notes = []
     if any(line.method == "cdp" for line in group):
         notes.append(prose(_CDP))
+    if any(line.label.endswith("5 aggregated") for line in group):
+        notes.append(prose(_AGGREGATED))
+    if any(line.sevens for line in group):
+        notes.append(prose(_SEVENS))
+    notes += _ratio(group)
     if any(line.source == "oct-retina-subset" for line in group):
         notes.append(prose(_RETINA))
     partly = [line for line in group if line.num_refused and line.num_measured]
@@ -201,20 +257,43 @@ def _notes(group: Group) -> list[str]:
         f"{line.refused}"
         for line in partly
     ]
-    said += [f"{line.label}: {text}" for line in group for text in line.warnings]
+    warned: dict[str, list[str]] = {}
+    for line in group:
+        for text in line.warnings:
+            warned.setdefault(text, []).append(line.label)
+    said += [f"{'; '.join(labels)}: {text}" for text, labels in warned.items()]
     points = [f"- {tidy(' '.join(text.split()))}" for text in said]
     if points:
         notes.append("\n".join("\n".join(_wrapped(text, "  ")) for text in points))
     return notes
 
 
+def _ratio(group: Group) -> list[str]:
+    """Return the ratio that a split reached, if it was searched."""
+    found = [line for line in group if line.class_ratio and line.concentration]
+    if not found:
+        return []
+    return [
+        f"The splits reached a ratio of {found[0].class_ratio:.2f} with a "
+        f"concentration of {found[0].concentration:.1f} (means over seeds)."
+    ]
+
+
+KEEPING = (
+    *("attacker_kept", "honest_kept", "rounds_likelier", "rounds_largest"),
+    *("rounds_counted", "condition_features", "condition_pairs"),
+)
+"""Columns of Lemma 3."""
 CSV_COLUMNS = (
-    *("data", "paper_data", "attack", "partition", "label", "method", "parameter"),
+    *("data", "paper_data", "attack", "partition", "label", "method", "settings"),
+    "parameter",
     *("kind", "seeds_done", "seeds_wanted", "seeds_refused"),
     *("main", "main_low", "main_high", "main_count", "main_total"),
     *("backdoor", "backdoor_low", "backdoor_high", "backdoor_count", "backdoor_total"),
+    *("sevens", "sevens_low", "sevens_high", "sevens_count", "sevens_total"),
     *("paper_main", "paper_backdoor", "main_difference", "backdoor_difference"),
     *MEANS,
+    *("published_bytes", "least_bytes", *KEEPING),
     *("mean_unit_angle", "max_unit_angle", f"share_above_{WIDE_DEGREES:g}_degrees"),
     *("num_units", "warnings", "refused"),
 )
@@ -230,6 +309,7 @@ def _record(line: Summary) -> dict[str, object]:
         "partition": line.partition,
         "label": line.label,
         "method": line.method,
+        "settings": line.settings,
         "parameter": line.parameter,
         "kind": line.kind,
         "seeds_done": line.seeds_done,
@@ -237,11 +317,15 @@ def _record(line: Summary) -> dict[str, object]:
         "seeds_refused": line.num_refused,
         **_shares("main", line),
         **_shares("backdoor", line),
+        **_shares("sevens", line),
         "paper_main": main,
         "paper_backdoor": backdoor,
         "main_difference": line.main_difference,
         "backdoor_difference": line.backdoor_difference,
         **{name: getattr(line, name) for name in MEANS},
+        "published_bytes": line.storage.published if line.storage else None,
+        "least_bytes": line.storage.least if line.storage else None,
+        **_keeping(line.keeping),
         "mean_unit_angle": line.mean_unit_angle,
         "max_unit_angle": line.max_unit_angle,
         f"share_above_{WIDE_DEGREES:g}_degrees": line.wide_share,
@@ -251,9 +335,17 @@ def _record(line: Summary) -> dict[str, object]:
     }
 
 
+def _keeping(found: Keeping | None) -> dict[str, object]:
+    if found is None:
+        return dict.fromkeys(KEEPING)
+    condition = (found.features.value, found.pairs.value)
+    counts = (found.more_likely, found.largest, found.num_rounds)
+    values = (found.attacker, found.honest, *counts, *condition)
+    return dict(zip(KEEPING, values, strict=True))
+
+
 def _shares(name: str, line: Summary) -> dict[str, object]:
-    mean = line.main if name == "main" else line.backdoor
-    pooled = line.main_pooled if name == "main" else line.backdoor_pooled
+    mean, pooled = getattr(line, name), getattr(line, f"{name}_pooled")
     low, high = (mean.interval if mean else None) or (None, None)
     return {
         name: mean.value if mean else None,

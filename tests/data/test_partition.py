@@ -8,7 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fastfedul.data.dataset import Dataset, Labels
-from fastfedul.data.partition import Partition, assign, client_name, split
+from fastfedul.data.partition import (
+    Partition,
+    assign,
+    class_ratio,
+    client_name,
+    find_concentration,
+    split,
+)
 from fastfedul.data.sources import load
 from fastfedul.errors import InvalidInputError
 
@@ -203,13 +210,41 @@ def test_clients_hold_the_images_that_belong_to_their_labels(digits: Dataset) ->
         assert found == data.labels.tolist()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dirichlet_split_is_found_for_a_ratio_of_classes(seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(0, 10, 19_000)
+    found = {}
+    for ratio in (2.0, 3.0, 4.0):
+        owned = assign(labels, 10, Partition("ratio", ratio), seed)
+        counts = class_counts(labels, owned)
+        assert counts.sum() == len(labels), "every example is used"
+        assert class_ratio(counts) == pytest.approx(ratio, rel=0.05)
+        assert ratios(counts).std() > 0.1, "clients differ, unlike with a level"
+        found[ratio] = find_concentration(labels, 10, ratio, seed)
+    assert found[2.0] > found[3.0] > found[4.0]
+
+
+def test_a_ratio_that_no_dirichlet_split_has_is_refused() -> None:
+    labels = np.random.default_rng(0).integers(0, 10, 200)
+    with pytest.raises(InvalidInputError, match="the nearest has"):
+        assign(labels, 20, Partition("ratio", 1.2), 0)
+
+
 def test_all_clients_share_one_array(digits: Dataset) -> None:
     bases = {id(data.images.base) for data in split(digits, 50, Partition(), 0)}
     assert len(bases) == 1
 
 
 @pytest.mark.parametrize(
-    "text", ["iid", "dirichlet:0.5", "dirichlet:0.123456789", "level:3", "level:1.5"]
+    "text",
+    [
+        "iid",
+        "dirichlet:0.5",
+        "dirichlet:0.123456789",
+        "level:3",
+        "level:1.5",
+        "ratio:2",
+    ],
 )
 def test_a_split_is_written_as_it_is_read(text: str) -> None:
     assert str(Partition.parse(text)) == text
@@ -219,12 +254,22 @@ def test_a_split_is_written_as_it_is_read(text: str) -> None:
     "text", ["", "IID", "iid:1", "dirichlet", "dirichlet:", "level:x", "even", "level"]
 )
 def test_an_unreadable_split_shows_how_to_write_one(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"iid, dirichlet:0\.5 or level:3"):
+    with pytest.raises(
+        InvalidInputError, match=r"iid, dirichlet:0\.5, level:3 or ratio"
+    ):
         Partition.parse(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "level:0.5", "level:inf"]
+    "text",
+    [
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "level:0.5",
+        "level:inf",
+        "ratio:1",
+    ],
 )
 def test_an_impossible_value_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="choose"):

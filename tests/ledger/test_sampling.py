@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, cast
 
@@ -293,6 +294,49 @@ def test_the_weighted_sum_of_what_is_kept_is_unbiased_with_exactly_its_variance(
     spread = squares.std() / math.sqrt(num_draws)
     assert spread < 0.04 * variance
     assert abs(squares.mean() - variance) < 4 * spread
+
+
+def test_a_dependent_sampling_needs_a_larger_v_than_proof_1_gives() -> None:
+    """`uniform` draws exactly m of N, so its draws depend on each other.
+
+    The paper's Lemma 1 bounds the squared error by sum v_i / p_i |U_i|^2 for every v
+    with Diag(p v) - (P - p p^T) positive semidefinite. Proof 1 says that v_i is then
+    at least 1 - p_i; the paper goes on with v_i = 1 - p_i, which only independent draws
+    allow.
+    """
+    num_clients, budget, num_draws = 6, 2, 6000
+    keep = Keep("uniform", budget, seed=3)
+    sizes = np.ones(num_clients)
+    drawn = np.stack([keep.choose(sizes, i)[1] for i in range(num_draws)])
+    p = keep.choose(sizes, 0)[0]
+    together = budget * (budget - 1) / (num_clients * (num_clients - 1))
+    P = np.full((num_clients, num_clients), together)
+    np.fill_diagonal(P, p)
+    both = drawn.T.astype(np.float64) @ drawn / num_draws
+    np.testing.assert_allclose(both, P, atol=5 * math.sqrt(0.25 / num_draws))
+
+    def holds(v: float) -> bool:
+        gap = np.diag(p * v) - (P - np.outer(p, p))
+        return bool(np.linalg.eigvalsh(gap).min() > -1e-12)
+
+    least = (num_clients - budget) / (num_clients - 1)
+    independent = float(1 - p[0])
+    assert holds(least)
+    assert not holds(0.999 * least)
+    assert least > independent
+
+    deltas = stream(5, "dependent").normal(size=(num_clients, 3))
+    for centred in (False, True):
+        U = deltas - deltas.mean(axis=0) if centred else deltas
+        subsets = [list(s) for s in itertools.combinations(range(num_clients), budget)]
+        errors = [U[s].sum(axis=0) / p[0] - U.sum(axis=0) for s in subsets]
+        exact = float(np.mean([error @ error for error in errors]))
+        lengths = float((U**2).sum()) / p[0]
+        assert exact <= least * lengths * (1 + 1e-12)
+        if centred:
+            # The worst case: the lemma's bound is met, the paper's is exceeded.
+            assert exact == pytest.approx(least * lengths)
+            assert exact > independent * lengths
 
 
 def test_optimal_keeps_its_budget_on_average() -> None:

@@ -19,6 +19,7 @@ from fastfedul import (
     UnlearnRequest,
 )
 from fastfedul.ledger.views import CountedLedger, KeptView
+from fastfedul.methods.protocol import method_settings
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, find_method
 from fastfedul.records import VectorRef
 
@@ -75,6 +76,18 @@ def test_every_method_that_needs_only_the_history_answers() -> None:
         find_method("fast-fedul-9")
     with pytest.raises(InvalidInputError, match="no such setting: speed"):
         find_method("fast-fedul", {"speed": 9})
+
+
+@pytest.mark.parametrize("name", ["fast-fedul-2", "fast-fedul-3"])
+def test_a_variant_of_the_paper_can_be_tried_on_a_sample(name: str) -> None:
+    request = UnlearnRequest(recorded(None), frozenset({"g"}))
+    sampled = find_method(name, {"keep": "optimal:3", "keep_seed": 4})
+    assert method_settings(sampled)["keep"] == "optimal:3"
+    view = KeptView(request.ledger, Keep("optimal", 3, seed=4))
+    own = find_method(name, {})(UnlearnRequest(view, request.forget))
+    found = sampled(request).params.flat
+    assert np.array_equal(found, own.params.flat)
+    assert not np.array_equal(found, find_method(name)(request).params.flat)
 
 
 def test_a_counted_ledger_counts_the_bytes_of_what_is_read() -> None:

@@ -289,10 +289,27 @@ def test_server_optimizers_with_memory_are_refused_by_name(name: str) -> None:
         empty(name)
 
 
-@pytest.mark.parametrize("damping", [-0.01, 1.01, math.nan, (0.1, 2.0)])
-def test_a_damping_outside_0_to_1_is_refused(damping: Any) -> None:
+@pytest.mark.parametrize("damping", [-1.01, 1.01, math.nan, (0.1, 2.0)])
+def test_a_damping_beyond_1_is_refused(damping: Any) -> None:
     with pytest.raises(InvalidInputError, match="damping"):
         Scalar(damping)
+
+
+def test_a_damping_below_0_is_the_printed_formula_with_a_warning_and_no_bound() -> None:
+    ledger = ledger_of(
+        {"a": (0.5, (2, 0)), "b": (0.5, (0, 1))},
+        {"a": (0.5, (1, 1)), "b": (0.5, (1, 0))},
+        {"b": (0.5, (0, 1)), "c": (0.5, (0, 1))},
+    )
+    printed = without(ledger, "a", method=FastFedUL(skew=Scalar(-0.5)))
+    # gamma is (-1, 0.5), then (0, -0.5), then 0: 1.5 (1.5 gamma_0 + gamma_1).
+    np.testing.assert_allclose(printed.delta.flat, [-2.25, 0.375])
+    assert any("as printed" in text for text in printed.warnings)
+    assert printed.bound.value is None
+    assert "below 0" in printed.bound.source
+    usual = without(ledger, "a", method=FastFedUL(skew=Scalar(0.5)))
+    assert not any("as printed" in text for text in usual.warnings)
+    assert usual.bound.value is not None
 
 
 def test_as_many_dampings_as_rounds_are_needed() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from fastfedul.methods.registry import BUILT_IN
 from fastfedul.runs.config import RunConfig
-from paper.cells import Cell, CellStore
+from paper.cells import BEFORE, RETRAINED, Cell, CellStore
 from paper.experiments import Line
 from tests.methods.conftest import normalised, small_run
 
@@ -29,6 +30,15 @@ def made_up(cell: Cell) -> dict[str, Any]:
     is_before = cell.method == "before"
     main = 0.95 + 0.03 * chance(cell, "main")
     backdoor = 0.8 + 0.15 * chance(cell, "b") if is_before else chance(cell, "b") / 10
+    if cell.kind == "keeping":
+        chances = [chance(cell, f"p {n}") for n in range(4)]
+        held = {"features": 3, "num_features": 40, "pairs": 0, "num_pairs": 5}
+        return {
+            "attacker": chances,
+            "honest": [0.5] * 4,
+            "largest": [p > 0.7 for p in chances],
+            "condition": {"xi": 0.5, **held},
+        }
     if cell.kind == "iterations":
         ends = [(n + 1) / 12 for n in range(12)]
         course = [0.9 - (0.9 - backdoor) * end for end in ends]
@@ -42,6 +52,8 @@ def made_up(cell: Cell) -> dict[str, Any]:
         "backdoor_total": 400,
         "mia_auc": 0.5,
         "distance": 1.5,
+        "bound": 30.0,
+        "lipschitz": 0.5,
         "angle_degrees": 4.0,
         "unit_angles": [30 * chance(cell, f"unit {n}") for n in range(9)] + [None],
         "seconds": 0.0 if is_before else 10 ** (3 * chance(cell, "time") - 1),
@@ -87,10 +99,12 @@ def line_with(store: CellStore) -> Callable[..., Line]:
         **more: Any,
     ) -> Line:
         kind = "iterations" if any(_is_course(found) for found in results) else "model"
+        known = (*BUILT_IN, BEFORE, RETRAINED)
+        name = method or (label if label in known else "fast-fedul-paper")
         cells = []
         for seed, result in enumerate(results):
             run = RunConfig(data=source or data, attack="pixel", seed=seed)
-            cells.append(Cell(run, method or label, {}, kind))  # type: ignore[arg-type]
+            cells.append(Cell(run, name, {}, kind))  # type: ignore[arg-type]
             if result is not None:
                 store.write(cells[-1], result)
         return Line(data, "pixel", label, tuple(cells), **more)

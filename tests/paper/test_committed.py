@@ -12,9 +12,10 @@ from typing import Any, get_args
 import pytest
 
 from fastfedul.methods.registry import BUILT_IN, find_method
-from paper.cells import BEFORE, RETRAINED, Kind
+from paper.cells import BEFORE, RETRAINED, Kind, without_ledger
 from paper.experiments import EXPERIMENTS, lines_of
-from paper.pages import SEEDS, write_pages
+from paper.pages import PUBLISHED, folder_of, write_pages
+from paper.settings import SCALES, Scale
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES, RESULTS = ROOT / "docs" / "results", ROOT / "results"
@@ -26,6 +27,10 @@ LAST_COMMIT_OF_RETIRED = "f3df8bfe0a1b8c041e740a116bc84bc82e453a8c"
 def records(name: str) -> list[dict[str, Any]]:
     text = (RESULTS / f"{name}.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +47,34 @@ def made(
 
 @pytest.mark.slow
 def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
-    assert {"edge-case", "pixel", "cost"} <= set(SEEDS)
-    written_by_hand = {"README.md", "board-protocol.md"}
-    committed = {path.name for path in PAGES.iterdir()} - written_by_hand
-    assert {path.name for path in made.iterdir()} == committed
+    names = {name for name, scale, _ in PUBLISHED if scale == "standard"}
+    assert {"edge-case", "pixel", "cost"} <= names
+    by_hand = ("README.md", "board-protocol.md", "tracing-protocol.md")
+    written_by_hand = {Path(name) for name in by_hand}
+    assert files_below(made) == files_below(PAGES) - written_by_hand
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SEEDS, "board", "server-rules"])
-def test_a_page_is_what_its_cells_give(name: str, made: Path) -> None:
-    for suffix in ("md", "csv") if name in SEEDS else ("md",):
-        given = (made / f"{name}.{suffix}").read_text("utf-8")
-        assert (PAGES / f"{name}.{suffix}").read_text("utf-8") == given, suffix
+@pytest.mark.parametrize(("name", "scale"), [each[:2] for each in PUBLISHED])
+def test_a_page_is_what_its_cells_give(name: str, scale: Scale, made: Path) -> None:
+    for suffix in ("md", "csv"):
+        file = f"{name}.{suffix}"
+        given = (folder_of(scale, made) / file).read_text("utf-8")
+        assert (folder_of(scale, PAGES) / file).read_text("utf-8") == given, suffix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["board", "server-rules"])
+def test_the_board_is_what_its_runs_give(name: str, made: Path) -> None:
+    given = (made / f"{name}.md").read_text("utf-8")
+    assert (PAGES / f"{name}.md").read_text("utf-8") == given
 
 
 @pytest.mark.slow
 def test_figures_are_drawn_as_committed(made: Path) -> None:
-    for path in sorted(PAGES.glob("*.svg")):
-        assert (made / path.name).read_text("utf-8") == path.read_text("utf-8"), path
+    for path in sorted(PAGES.rglob("*.svg")):
+        again = made / path.relative_to(PAGES)
+        assert again.read_text("utf-8") == path.read_text("utf-8"), path
 
 
 def test_every_committed_cell_belongs_to_a_page(
@@ -69,7 +84,8 @@ def test_every_committed_cell_belongs_to_a_page(
     known = {
         cell.key
         for name in EXPERIMENTS
-        for line in lines_of(name, "standard", 5)
+        for scale in SCALES
+        for line in lines_of(name, scale, 5)
         for cell in line.cells
     }
     for data in DATA:
@@ -88,13 +104,11 @@ def test_results_are_sorted_and_every_key_is_there_once(name: str) -> None:
 @pytest.mark.parametrize("data", DATA)
 def test_results_can_be_computed_again_by_the_methods_there_are(data: str) -> None:
     for record in records(data):
-        name, settings = record["method"], dict(record["settings"])
+        name = record["method"]
         assert record["run"]["data"] == data
         assert record["kind"] in get_args(Kind)
         if record["kind"] == "model" and name not in (BEFORE, RETRAINED):
-            about_the_ledger = {"store", "history"}
-            own = {k: settings[k] for k in settings if k not in about_the_ledger}
-            find_method(name, own)
+            find_method(name, without_ledger(record["settings"]))
 
 
 def test_results_of_removed_methods_are_kept_apart_with_their_commit() -> None:
@@ -121,6 +135,6 @@ def test_the_table_in_short_says_what_the_main_tables_say() -> None:
     table = text.split("\n\n")[2].splitlines()[2:]
     assert len(table) >= 10
     for row in table:
-        method, *figures, _ = (part.strip() for part in row.split("|")[1:-1])
+        method, _, *figures, _ = (part.strip() for part in row.split("|")[1:-1])
         expected = [measured.get((method, *column), "–") for column in columns]
         assert figures == expected, method

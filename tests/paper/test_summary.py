@@ -161,4 +161,4 @@ def test_the_stand_in_is_not_called_by_the_name_of_what_it_stands_for(
 def test_a_table_has_all_its_lines_also_when_they_are_apart(store: CellStore) -> None:
     lines = lines_of("sampling", "smoke", 1)
     tables = by_table(summarize(lines, store))
-    assert [len(found) for found in tables.values()] == [9, 9]
+    assert [len(found) for found in tables.values()] == [10, 10]

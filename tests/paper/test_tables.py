@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from paper.cells import CellStore
-from paper.experiments import EXPERIMENTS, Line, lines_of
+from paper.experiments import EXPERIMENTS, NO_SKEW, Line, lines_of
 from paper.settings import SCALES, Scale
 from paper.summary import summarize
 from paper.tables import CSV_COLUMNS, to_csv, to_markdown
@@ -66,6 +66,7 @@ def test_a_line_has_its_mean_interval_counts_and_the_papers_figures(
     # t(1) = 12.706 times 0.005 is 6.35 points; cut at 100 %
     assert row(text, "fast-fedul-paper") == [
         "fast-fedul-paper",
+        "damping 0.07, keeps all",
         "2",
         "97.50 % [91.15 to 100.00]",
         "1.18 % [1.18 to 1.18] (22 of 1,870)",
@@ -82,15 +83,15 @@ def test_one_seed_has_no_interval_and_the_text_says_so(
 ) -> None:
     text = page("pixel", line_with(WHOLE), store=store)
     assert "one seed, so there are no intervals" in text
-    assert row(text, "fast-fedul-paper")[2] == "97.47 %"
-    assert " to " not in row(text, "fast-fedul-paper")[3]
+    assert row(text, "fast-fedul-paper")[3] == "97.47 %"
+    assert " to " not in row(text, "fast-fedul-paper")[4]
 
 
 def test_missing_seeds_are_counted(line_with: Build, store: CellStore) -> None:
     text = page("pixel", line_with(WHOLE, None, WHOLE), store=store)
-    assert row(text, "fast-fedul-paper")[1] == "2 of 3 seeds"
+    assert row(text, "fast-fedul-paper")[2] == "2 of 3 seeds"
     text = page("pixel", line_with(None, label="kd"), store=store)
-    assert row(text, "kd")[1:3] == ["0 of 1 seeds", "not run yet"]
+    assert row(text, "kd")[2:4] == ["0 of 1 seeds", "not run yet"]
 
 
 def test_a_refusal_stands_in_words_beside_the_papers_figures(
@@ -99,16 +100,16 @@ def test_a_refusal_stands_in_words_beside_the_papers_figures(
     line = line_with({"refused": "needs images | on\nthe server"}, label="kd")
     text = page("pixel", line, store=store)
     cells = row(text, "kd")
-    assert cells[2] == "refused: needs images \\| on the server"
-    assert cells[4:6] == ["98.76 %", "7.80 %"]
+    assert cells[3] == "refused: needs images \\| on the server"
+    assert cells[5:7] == ["98.76 %", "7.80 %"]
     text = page("cost", line, store=store)
-    assert row(text, "kd")[2].startswith("refused")
+    assert row(text, "kd")[3].startswith("refused")
 
 
 def test_a_refusal_of_some_seeds_is_a_note(line_with: Build, store: CellStore) -> None:
     line = line_with(WHOLE, {"refused": "no images"}, label="kd")
     text = page("pixel", line, store=store)
-    assert row(text, "kd")[1] == "1 of 2 seeds"
+    assert row(text, "kd")[2] == "1 of 2 seeds"
     assert "- kd refused 1 of 2 seeds: no images" in text
 
 
@@ -141,22 +142,23 @@ def test_costs_are_compared_with_fast_fedul(line_with: Build, store: CellStore) 
         line_with(WHOLE),
     ]
     text = page("cost", *lines, store=store)
-    expected = ["5 min 0 s", "150 ×", "110 ×", "1,234", "–", "2.0 KiB", "–"]
-    assert row(text, "pga")[2:] == expected
-    assert row(text, "fast-fedul-paper")[3:5] == ["1 ×", "1 ×"]
+    stored = ["2.0 KiB", "0 B", "0 B"]
+    expected = ["5 min 0 s", "150 ×", "110 ×", "1,234", "–", *stored, "–"]
+    assert row(text, "pga")[3:] == expected
+    assert row(text, "fast-fedul-paper")[4:6] == ["1 ×", "1 ×"]
     text = page("cost", lines[0], store=store)
-    assert row(text, "pga")[3] == "–"
+    assert row(text, "pga")[4] == "–"
 
 
 def test_angles_are_compared_with_all_kept(line_with: Build, store: CellStore) -> None:
     lines = [
         line_with(WHOLE, label="fast-fedul-paper, all kept", method="fast-fedul-paper"),
-        line_with({"unit_angles": [40.0, 24.0]}, label="fast-fedul-2"),
+        line_with({"unit_angles": [40.0, 24.0]}, label=NO_SKEW.label, method="kd"),
     ]
     text = page("deviation", *lines, store=store)
-    first, second = row(text, "fast-fedul-paper, all kept"), row(text, "fast-fedul-2")
-    assert first[2:] == ["16.0°", "24.0°", "50.00 %", "1 ×", "mean below 10°"]
-    assert second[2:] == ["32.0°", "40.0°", "100.00 %", "2 ×", "2.6 ×"]
+    first, second = row(text, "fast-fedul-paper, all kept"), row(text, NO_SKEW.label)
+    assert first[3:] == ["16.0°", "24.0°", "50.00 %", "1 ×", "mean below 10°"]
+    assert second[3:] == ["32.0°", "40.0°", "100.00 %", "2 ×", "2.6 ×"]
 
 
 def test_sampling_goes_by_policy_and_budget(line_with: Build, store: CellStore) -> None:
@@ -173,6 +175,38 @@ def test_damping_shows_the_last_iteration(line_with: Build, store: CellStore) ->
 def test_warnings_stand_below_the_table(line_with: Build, store: CellStore) -> None:
     text = page("pixel", line_with({**WHOLE, "warnings": ["beware"]}), store=store)
     assert "\n- fast-fedul-paper: beware" in text
+
+
+def test_the_bound_stands_beside_the_distance(
+    line_with: Build, store: CellStore
+) -> None:
+    found = {**WHOLE, "distance": 2.0, "bound": 3e7, "lipschitz": 1.25}
+    text = page("bound", line_with(found), store=store)
+    expected = ["97.47 %", "2", "3e+07", "15,000,000 ×", "1.25"]
+    assert row(text, "fast-fedul-paper")[3:] == expected
+    text = page("bound", line_with({**found, "bound": None}), store=store)
+    assert row(text, "fast-fedul-paper")[5:7] == ["–", "–"]
+
+
+def test_all_sevens_are_a_column_where_they_were_scored(
+    line_with: Build, store: CellStore
+) -> None:
+    scored = {**WHOLE, "sevens": 0.25, "sevens_count": 70, "sevens_total": 280}
+    lines = [line_with(scored), line_with(WHOLE, label="kd")]
+    text = page("edge-case", *lines, store=store)
+    assert row(text, "fast-fedul-paper")[5] == "25.00 % (70 of 280)"
+    assert row(text, "kd")[5] == "–"
+    assert "nobody has" not in page("edge-case", lines[1], store=store)
+
+
+def test_the_ratio_that_a_split_reached_is_told(
+    line_with: Build, store: CellStore
+) -> None:
+    split = {"partition": "ratio:3", "parameter": 3.0}
+    found = {**WHOLE, "class_ratio": 2.98, "concentration": 7.5}
+    text = page("non-iid", line_with(found, **split), store=store)
+    assert "## pixel: mnist, ratio:3" in text
+    assert "a ratio of 2.98 with a concentration of 7.5" in text
 
 
 @pytest.mark.parametrize(

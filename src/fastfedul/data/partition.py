@@ -7,6 +7,7 @@ Federated Unlearning with Provable Skew Resilience", ECML PKDD 2024, section 5.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,10 +23,14 @@ from fastfedul.limits import require_choice, require_number
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
 
-Kind = Literal["iid", "dirichlet", "level"]
+Kind = Literal["iid", "dirichlet", "level", "ratio"]
 Counts = npt.NDArray[np.int64]
 
 _FEW = 5
+_CONCENTRATIONS = (0.05, 1e4)
+"""Least and greatest concentration that the search for a ratio tries."""
+_NUM_HALVINGS = 40
+_NEAR = math.log(1.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +41,28 @@ class Partition:
         kind: `iid`: at random; sizes differ by at most one. `dirichlet`: each class is
             split by shares from a Dirichlet distribution, so sizes differ too.
             `level`: at every client, the most frequent class is `value` times as
-            frequent as the least frequent class.
+            frequent as the least frequent class. `ratio`: as `dirichlet`, with the
+            concentration at which the same ratio is `value` on average over clients.
         value: For `dirichlet` the concentration, small for very different clients. For
-            `level` the ratio, 1 for balanced classes, 2 to 4 in the paper. `iid` does
-            not use it.
+            `level` and `ratio` the ratio, 1 for balanced classes, 2 to 4 in the paper.
+            `iid` does not use it.
     """
 
     kind: Kind = "iid"
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        require_choice("split", self.kind, ("iid", "dirichlet", "level"))
+        require_choice("split", self.kind, ("iid", "dirichlet", "level", "ratio"))
         if self.kind == "dirichlet":
             require_number("concentration", self.value, least=1e-3, most=1e6)
         if self.kind == "level":
             require_number("level", self.value, least=1)
+        if self.kind == "ratio":
+            require_number("ratio", self.value, least=1.1, most=20)
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Return the split written as `iid`, `dirichlet:0.5` or `level:3`.
+        """Return the split written as `iid`, `dirichlet:0.5`, `level:3` or `ratio:3`.
 
         >>> Partition.parse("dirichlet:0.5")
         Partition(kind='dirichlet', value=0.5)
@@ -70,8 +78,11 @@ class Partition:
             return cls("dirichlet", value)
         if kind == "level" and value is not None:
             return cls("level", value)
+        if kind == "ratio" and value is not None:
+            return cls("ratio", value)
         raise InvalidInputError(
-            f"cannot read the split {text!r}; write iid, dirichlet:0.5 or level:3"
+            f"cannot read the split {text!r}; write iid, dirichlet:0.5, level:3 or "
+            "ratio:3"
         )
 
     def __str__(self) -> str:
@@ -125,8 +136,8 @@ def assign(
 ) -> tuple[Indices, ...]:
     """Return each client's examples, as ascending places in the labels.
 
-    No example goes to two clients. `iid` and `dirichlet` use every example; `level`
-    leaves out examples that make a class too frequent for the ratio. Every client gets
+    No example goes to two clients. `level` leaves out examples that make a class too
+    frequent for the ratio; every other split uses all examples. Every client gets
     at least five examples, or an equal part if there are fewer than five for each.
 
     Args:
@@ -146,12 +157,68 @@ def assign(
         shuffled = stream(seed, "split iid").permutation(len(labels))
         return tuple(np.sort(own) for own in np.array_split(shuffled, num_clients))
     classes, sizes = np.unique(labels, return_counts=True)
+    concentration = partition.value
+    if partition.kind == "ratio":
+        concentration = find_concentration(labels, num_clients, partition.value, seed)
     rng = stream(seed, f"split {partition.kind}")
     if partition.kind == "level":
         counts = count_at_level(sizes, num_clients, partition.value, rng)
     else:
-        counts = _count_dirichlet(sizes, num_clients, partition.value, rng)
+        counts = _count_dirichlet(sizes, num_clients, concentration, rng)
     return _deal(labels, classes, counts, rng)
+
+
+def class_ratio(counts: Counts) -> float:
+    """Return how many times as frequent the first class of a client is as its last.
+
+    The ratio is the geometric mean over clients; a missing class counts as half an
+    example.
+
+    Args:
+        counts: Examples of each class (columns) at each client (rows).
+
+    >>> round(class_ratio(np.array([[4, 1], [9, 9]])), 3)
+    2.0
+    """
+    ratios = counts.max(axis=1) / np.maximum(counts.min(axis=1), 0.5)
+    return float(np.exp(np.log(ratios).mean()))
+
+
+def find_concentration(
+    labels: Labels, num_clients: int, ratio: float, seed: int
+) -> float:
+    """Return the concentration whose Dirichlet split comes nearest to a class ratio.
+
+    The search halves the interval of concentrations; each try draws from the same
+    seed, as the split itself does.
+
+    Raises:
+        InvalidInputError: If no concentration comes within a tenth of the ratio.
+    """
+    _, sizes = np.unique(labels, return_counts=True)
+
+    def reached(exponent: float) -> float:
+        rng = stream(seed, "split ratio")
+        counts = _count_dirichlet(sizes, num_clients, math.exp(exponent), rng)
+        return class_ratio(counts)
+
+    low, high = (math.log(end) for end in _CONCENTRATIONS)
+    tried: dict[float, float] = {}
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        tried[middle] = reached(middle)
+        if tried[middle] > ratio:
+            low = middle
+        else:
+            high = middle
+    best = min(tried, key=lambda exponent: abs(math.log(tried[exponent] / ratio)))
+    if abs(math.log(tried[best] / ratio)) > _NEAR:
+        raise InvalidInputError(
+            f"no Dirichlet split of {len(labels)} examples among {num_clients} clients "
+            f"has the ratio {ratio:g}, the nearest has {tried[best]:.2f}; use fewer "
+            "clients, more examples or another ratio"
+        )
+    return math.exp(best)
 
 
 def _count_dirichlet(

@@ -123,7 +123,8 @@ class DataOptions(Options):
         Option(metavar="SPLIT", unset="iid, or as in the file"),
     ] = Field(
         default=None,
-        description="How the clients share the examples: iid, dirichlet:B or level:R.",
+        description="How the clients share the examples: iid, dirichlet:B, level:R or "
+        "ratio:R.",
     )
     server_images: int = Field(
         default=0,

@@ -12,7 +12,8 @@ SKEW = (
 SKEW_DEFAULT = "kronecker; scalar with --damping"
 DAMPING = (
     "Damping of skew scalar: the part that a round pulls back, 0 to 1; the paper's "
-    "alpha with a minus. More keeps accuracy, less removes more."
+    "alpha with a minus. More keeps accuracy, less removes more. Below 0, down to -1: "
+    "the paper's formula as printed, without a bound."
 )
 DAMPING_DEFAULT = f"{PAPERS_DAMPING:g}"
 SETTING_FORM, SETTING_EXAMPLE = "NAME=VALUE", "minimum_coverage=0.5"

@@ -49,10 +49,6 @@ Sink = Callable[[Flat], None]
 class Deviations(Columns, Protocol):
     """Rows of the staying clients' deviations, read by columns or one by one."""
 
-    @property
-    def owners(self) -> Sequence[tuple[ClientId, ...]]:
-        """Clients whose updates each row is made of, besides the step."""
-
     def visit(self, start: int, stop: int, sinks: Sequence[Sink]) -> None:
         """Give the values from `start` to before `stop` of each row to one sink.
 
@@ -62,6 +58,14 @@ class Deviations(Columns, Protocol):
 
     def add_to(self, flat: Flat, factors: Array) -> None:
         """Add the sum of factor times row to a vector, in place."""
+
+
+class OwnedDeviations(Deviations, Protocol):
+    """Deviations that know whose updates they are."""
+
+    @property
+    def owners(self) -> Sequence[tuple[ClientId, ...]]:
+        """Clients whose updates each row is made of, besides the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,8 @@ def _bound(
     lipschitz = _lipschitz(ledger, rounds)
     if coverage < 1:
         return Bound(None, lipschitz, "no bound: part of the history was not kept")
+    if min(found.damping, default=0.0) < 0:
+        return Bound(None, lipschitz, "no bound: a damping is below 0")
     if lipschitz is None and len(found.gamma_norms) > 1:
         return Bound(None, None, "no bound: the history gives no Lipschitz constant")
     if lipschitz is None:

@@ -17,7 +17,7 @@ import numpy as np
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.streaming import one_thread_per_caller
 from fastfedul.methods.fast_fedul.columns import rows_of, spans
-from fastfedul.methods.fast_fedul.deviations import Deviations
+from fastfedul.methods.fast_fedul.deviations import OwnedDeviations
 from fastfedul.methods.fast_fedul.eigenbases import (
     Basis,
     bases_row_by_row,
@@ -85,7 +85,7 @@ class SharedBasis:
 
     ledger: Ledger
     rounds: Sequence[RoundEntry]
-    deviations: Deviations
+    deviations: OwnedDeviations
     rows: Array | None
     gram: Array
     layers: tuple[_Within, ...]
@@ -167,7 +167,7 @@ class SharedBasis:
 
 
 def _columns(
-    deviations: Deviations, rows: Array | None, start: int, stop: int
+    deviations: OwnedDeviations, rows: Array | None, start: int, stop: int
 ) -> Array:
     if rows is None:
         return rows_of(deviations, start, stop)
@@ -175,7 +175,7 @@ def _columns(
 
 
 def _within(
-    deviations: Deviations,
+    deviations: OwnedDeviations,
     rows: Array | None,
     slot: Slot,
     start: int,

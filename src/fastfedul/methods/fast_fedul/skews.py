@@ -41,6 +41,11 @@ _NOBODY_TO_LEARN_FROM = (
     "round; the model may lose much of what it knows, so measure the result"
 )
 
+_PRINTED_SIGN = (
+    "a damping below 0 is the paper's formula as printed: the difference grows in "
+    "every round instead of fading, and there is no bound; measure the result"
+)
+
 _ROUNDING = 1e-6
 """Part by which the lengths of two equal vectors may differ."""
 
@@ -115,7 +120,8 @@ class Scalar:
 
     Attributes:
         damping: The part that is pulled back in a round, from 0 to 1: one number, or
-            one for each round. It is minus the paper's alpha.
+            one for each round. It is minus the paper's alpha, so a number from -1 to
+            0 runs the formula as the paper prints it; the result warns of that.
         rounds: `all` rounds, or `alternate` ones: the first, the third and so on.
     """
 
@@ -134,10 +140,10 @@ class Scalar:
         plain = tuple(given.tolist()) if given.ndim == 1 else given.tolist()
         object.__setattr__(self, "damping", plain)
         values = np.atleast_1d(given)
-        if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
+        if values.ndim != 1 or not (np.abs(values) <= 1).all():
             raise InvalidInputError(
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
-                "-0.07 is damping 0.07"
+                "-0.07 is damping 0.07, and -0.07 is its formula as printed"
             )
         require_choice("choice of damped rounds", self.rounds, ("all", "alternate"))
 
@@ -171,7 +177,8 @@ class Scalar:
             return _by_servers(ledger, removal, rounds, damping, self)
         traced = trace(ledger, removal, left_at_end(damping)[None])
         norms = tuple(traced.gamma_norms.tolist())
-        return Difference(traced.sums[0], norms, damping, 0.0, self)
+        notes = (_PRINTED_SIGN,) if min(damping, default=0.0) < 0 else ()
+        return Difference(traced.sums[0], norms, damping, 0.0, self, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

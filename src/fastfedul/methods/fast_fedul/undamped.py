@@ -25,8 +25,8 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.methods.fast_fedul.cleaning import cleaned_steps
 from fastfedul.methods.fast_fedul.columns import Columns, rows_of
 from fastfedul.methods.fast_fedul.deviations import (
-    Deviations,
     Drawn,
+    OwnedDeviations,
     draw,
     drawn_deviations,
     longest_that_counts,
@@ -82,7 +82,7 @@ class Undamped:
     marks: Columns
     ages: tuple[Ages, ...]
     gamma_norms: Array
-    deviations: Deviations
+    deviations: OwnedDeviations
     scale: float
     num_unknown: int
     notes: tuple[str, ...]

@@ -135,14 +135,16 @@ def random_keeping(
     return papers(damping, keep, keep_seed)
 
 
-def without_skew() -> Method:
+def without_skew(keep: str = "all", keep_seed: int = 0) -> Method:
     """Fast-FedUL-2 of the paper: as if nobody had reacted to the client."""
-    return fast_fedul("none")
+    return fast_fedul("none", keep=keep, keep_seed=keep_seed)
 
 
-def half_skew(damping: float = PAPERS_DAMPING) -> Method:
+def half_skew(
+    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
+) -> Method:
     """Fast-FedUL-3 of the paper: damping in every other round."""
-    return fast_fedul(Scalar.name, damping, "alternate")
+    return fast_fedul(Scalar.name, damping, "alternate", keep=keep, keep_seed=keep_seed)
 
 
 VARIANTS: dict[str, Callable[..., Method]] = {
