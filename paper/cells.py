@@ -22,8 +22,19 @@ BEFORE, RETRAINED = "before", "retrained"
 FORMAT = 1
 """Raised when a change makes results that were kept wrong."""
 
-_LATER_OPTIONS = (*("trainer", "method", "skew", "damping", "erase", "set"),)
-"""Options that came after the first results; a fact only where they are set."""
+_FIRST_OPTIONS = frozenset(
+    (
+        *("data", "train_size", "clients", "partition", "server_images", "rounds"),
+        *("per_round", "weighting", "dropout", "epochs", "batch_size", "lr"),
+        *("momentum", "weight_decay", "model", "attack", "attackers", "poison_ratio"),
+        *("target_label", "attack_scale", "keep", "keep_use", "dtype", "budget"),
+        *("federation", "forget", "seed", "workers"),
+    )
+)
+"""Options of the time of the first results; any other is a fact only where it is set.
+
+So an option that comes later leaves the stored results where they are.
+"""
 
 Kind = Literal["model", "iterations", "keeping"]
 
@@ -72,12 +83,12 @@ def run_facts(run: RunConfig) -> dict[str, Any]:
     The stored results are found by these facts, so the facts keep the names and the
     options of the time when the results were computed.
     """
-    options = run.to_options()
     usual = RunConfig().to_options()
-    for name in _LATER_OPTIONS:
-        value = options.pop(name)
-        if value != usual[name]:
-            options[name] = value
+    options = {
+        name: value
+        for name, value in run.to_options().items()
+        if name in _FIRST_OPTIONS or value != usual[name]
+    }
     options["store"] = options.pop("dtype")
     options["clients"] = options["clients"] or NUM_CLIENTS
     options["partition"] = options["partition"] or "iid"
