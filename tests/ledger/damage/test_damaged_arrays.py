@@ -13,7 +13,6 @@ from fastfedul import DiskLedger, LedgerDamagedError, LedgerReader, verify
 from fastfedul.ledger.store import codec
 from fastfedul.ledger.store.array_files import file_name
 from fastfedul.ledger.store.arrays import PAGE
-from fastfedul.ledger.store.transaction import INITIAL_FILE
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype
 from tests.support.damage import (
@@ -121,8 +120,11 @@ def header_positions(image: Image) -> list[int]:
 
 def models(path: Path) -> set[Path]:
     """The files of the initial and of the current model."""
+    index = sqlite3.connect(path / "index.sqlite")
+    [(initial,)] = index.execute("SELECT file FROM ledger")
+    index.close()
     with LedgerReader(path) as reader:
-        return {reader.model_path, path / "arrays" / file_name(INITIAL_FILE)}
+        return {reader.model_path, path / "arrays" / file_name(initial)}
 
 
 def test_rounds_share_a_file_with_gaps_between_them(template: Path) -> None:
