@@ -210,7 +210,8 @@ class _Bench:
     def _method(self, cell: Cell) -> Method:
         own = {cell.method: without_ledger(cell.settings)}
         found = find_methods([cell.method], self._prepared, PAPERS_DAMPING, own)
-        return found[cell.method]
+        [method] = found.values()
+        return method
 
     def _ledger_of(self, cell: Cell) -> LedgerReader:
         """Return the run's ledger as the cell wants it stored."""
