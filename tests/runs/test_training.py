@@ -128,7 +128,6 @@ def test_a_run_is_a_folder_with_everything(whole: Path) -> None:
         "config.toml",
         "ledger",
         "metrics.jsonl",
-        "initial.safetensors",
         "model.safetensors",
     }
     assert load_config(whole) == SMALL
@@ -139,10 +138,6 @@ def test_a_run_is_a_folder_with_everything(whole: Path) -> None:
         model = load_file(whole / "model.safetensors")
         for name, array in ledger.final.params.items():
             np.testing.assert_array_equal(model[name], array)
-        initial = load_file(whole / "initial.safetensors")
-        np.testing.assert_array_equal(
-            initial["0.weight"], ledger.initial.params["0.weight"]
-        )
         assert set(ledger.clients()) == {f"client-{number}" for number in range(4)}
 
 
@@ -202,7 +197,6 @@ def test_a_run_killed_before_its_ledger_was_there_can_go_on(
     folder = tmp_path / "run"
     cut_after(folder, 1)
     shutil.rmtree(folder / "ledger")
-    (folder / "initial.safetensors").unlink()
     resume(folder)
     assert outcome(folder) == outcome(whole)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
 
-_Terms = tuple[list[VectorRef], list[float]]
+Terms = tuple[list[VectorRef], list[float]]
 """Vectors and their factors."""
 
 _BYTES_AT_ONCE = 1 << 24
@@ -176,9 +176,9 @@ def _steps_without(
         return
     size = ledger.settings.layout.size
     most = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
-    some: list[tuple[RoundEntry, _Terms]] = []
+    some: list[tuple[RoundEntry, Terms]] = []
     for round_ in rounds:
-        terms = _step_terms(ledger, round_, gone.get(round_.index, ()))
+        terms = step_terms(ledger, round_, gone.get(round_.index, ()))
         if some and sum(len(own[0]) for _, own in some) + len(terms[0]) > most:
             yield from _summed(ledger, some)
             some = []
@@ -188,7 +188,7 @@ def _steps_without(
 
 
 def _summed(
-    ledger: Ledger, some: Sequence[tuple[RoundEntry, _Terms]]
+    ledger: Ledger, some: Sequence[tuple[RoundEntry, Terms]]
 ) -> Iterator[tuple[RoundEntry, Flat]]:
     """Yield rounds with the sums of their terms, read together if there are several."""
     if len(some) == 1:
@@ -209,9 +209,9 @@ def _stored(ledger: Ledger, index: int) -> Flat:
     return flat
 
 
-def _step_terms(
+def step_terms(
     ledger: Ledger, round_: RoundEntry, gone: Sequence[UpdateEntry]
-) -> _Terms:
+) -> Terms:
     """Return vectors and factors that give a round's step without some clients.
 
     The step itself comes first. Its factor is 0 if the others' updates give the step.
@@ -229,7 +229,7 @@ def _step_terms(
     return _terms_without(round_, gone)
 
 
-def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> _Terms:
+def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> Terms:
     """Return the step and the kept updates with the factors of `without`."""
     of_step, of_updates = without(round_, gone)
     refs, factors = [VectorRef(round_.index)], [of_step]
@@ -258,7 +258,7 @@ def correction_of(ledger: Ledger, clients: Sequence[ClientId], before: int) -> F
     ]
     rounds = ledger.rounds()
     terms = [
-        _step_terms(ledger, rounds[index], updates)
+        step_terms(ledger, rounds[index], updates)
         for index, updates in sorted(_by_round(gone).items())
     ]
     return _changes_of(ledger, terms)
@@ -290,7 +290,7 @@ def _by_round(updates: Sequence[UpdateEntry]) -> dict[int, list[UpdateEntry]]:
     return found
 
 
-def _changes_of(ledger: Ledger, terms: Sequence[_Terms]) -> Flat:
+def _changes_of(ledger: Ledger, terms: Sequence[Terms]) -> Flat:
     """Return the sum of new steps minus old steps, given the terms of the new."""
     refs = [ref for own, _ in terms for ref in own]
     factors = [

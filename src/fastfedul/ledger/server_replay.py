@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfedul.federation.server_optimizers import ServerOptimizer
-from fastfedul.ledger.erasure import without
+from fastfedul.ledger.erasure import step_terms, without
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.streaming import run_blocks
 from fastfedul.params import Array, Flat, dot
@@ -111,6 +111,20 @@ class TwoMeans:
             ),
         )
 
+    @classmethod
+    def erased(
+        cls, ledger: Ledger, round_: RoundEntry, gone: Sequence[UpdateEntry]
+    ) -> TwoMeans:
+        """Return the mean of a round as it is stored, and as an erasure rewrites it."""
+        refs, factors = step_terms(ledger, round_, gone)
+        as_stored = [1.0, *(0.0,) * (len(refs) - 1)]
+        return cls(
+            round_.index,
+            tuple(refs),
+            np.array([as_stored, factors], np.float32),
+            (round_.num_updates > 0, round_.num_updates > len(gone)),
+        )
+
     @property
     def differs(self) -> bool:
         """Whether the two servers get different means."""
@@ -187,32 +201,21 @@ class TwoServers:
     given: Mapping[int, ServerState]
 
     @classmethod
-    def of(
-        cls,
-        ledger: Ledger,
-        rounds: Sequence[RoundEntry],
-        before: Mapping[int, Sequence[UpdateEntry]],
-        gone: Mapping[int, Sequence[UpdateEntry]],
-    ) -> TwoServers:
+    def of(cls, ledger: Ledger, means: Sequence[TwoMeans]) -> TwoServers:
         """Return two servers over some rounds.
 
         Args:
             ledger: A ledger with a server optimizer.
-            rounds: The rounds, from the first one on.
-            before: Updates by round that neither server gets.
-            gone: Updates by round that only the first server gets.
+            means: Means of the rounds, from the first one on.
         """
         optimizer = ledger.settings.optimizer
         assert optimizer is not None
-        means = tuple(
-            TwoMeans.of(r, before.get(r.index, ()), gone.get(r.index, ()))
-            for r in rounds
-        )
         refs = [ref for one in means for ref in one.refs]
         starts = np.cumsum([0, *(len(one.refs) for one in means)]).tolist()
         given = {i: s for i, s in ledger.server_states().items() if i <= len(means)}
         size = ledger.settings.layout.size
-        return cls(optimizer, size, means, tuple(starts), ledger.stack(refs), given)
+        stack = ledger.stack(refs)
+        return cls(optimizer, size, tuple(means), tuple(starts), stack, given)
 
     def walk(
         self,
@@ -376,5 +379,8 @@ def replayed_without(
     for client in sorted(set(clients)):
         for update in ledger.updates_of(client):
             gone.setdefault(update.round, []).append(update)
-    rounds = ledger.rounds()[:before]
-    return TwoServers.of(ledger, rounds, {}, gone).run()
+    means = [
+        TwoMeans.erased(ledger, round_, gone.get(round_.index, ()))
+        for round_ in ledger.rounds()[:before]
+    ]
+    return TwoServers.of(ledger, means).run()

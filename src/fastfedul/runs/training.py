@@ -1,9 +1,9 @@
 """Trains a whole run: data, federation and ledger in a folder of its own.
 
-The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, and the
-models `initial.safetensors` and, when the last round is done, `model.safetensors`;
-also `certificates/` once a client was forgotten. Any process may file a request to
-forget at any time; the run applies it between two rounds.
+The folder has `config.toml`, `ledger/`, `metrics.jsonl` with a line per round, and,
+when the last round is done, `model.safetensors`; also `certificates/` once a client was
+forgotten. Any process may file a request to forget at any time; the run applies it
+between two rounds.
 The ledger decides which rounds count. When a killed run is resumed, the run brings
 everything else in line with the ledger.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ from fastfedul.ledger.protocol import params_at
 from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
-from fastfedul.ledger.store.model_files import model_written
 from fastfedul.ledger.store.places import new_place
 from fastfedul.limits import require_path
 from fastfedul.methods.protocol import (
@@ -72,7 +71,6 @@ __all__ = [
 
 LEDGER = "ledger"
 METRICS = "metrics.jsonl"
-INITIAL = "initial.safetensors"
 
 Progress = Callable[[RoundMetrics], None]
 Answered = Callable[[AppliedRequest], None]
@@ -236,7 +234,7 @@ def _run(
         start_workers(prepared, engine) as workers,
         _open(path, config, workers) as ledger,
     ):
-        _adopt(path, config, before, ledger)
+        _adopt(path, config, before, ledger, prepared.names)
         _align_metrics(path, prepared, workers, ledger)
         last: RoundMetrics | None = None
         answered: list[AppliedRequest] = []
@@ -377,8 +375,6 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     new_place(recording.arrays)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
-    with model_written(path / INITIAL, initial):
-        pass
     return DiskLedger.create(
         folder,
         initial,
@@ -426,9 +422,13 @@ def _changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def _adopt(
-    path: Path, config: RunConfig, before: RunConfig | None, ledger: DiskLedger
+    path: Path,
+    config: RunConfig,
+    before: RunConfig | None,
+    ledger: DiskLedger,
+    names: Sequence[ClientId],
 ) -> None:
-    """Check changed options against the recorded rounds, and keep them."""
+    """Check changed options against the recorded rounds and clients; keep them."""
     if before is None or before == config:
         return
     now = ledger.num_rounds
@@ -436,6 +436,9 @@ def _adopt(
         raise InvalidInputError(
             f"{now} rounds are recorded already; choose --rounds {now} or more"
         )
+    gone = {c for c, entry in ledger.clients().items() if entry.state != "active"}
+    if config.rounds > now and not set(names) - gone:
+        raise InvalidInputError("no client is left to train with")
     for client, round_ in config.forget_plan.items():
         if round_ < now and client not in before.forget_plan:
             raise InvalidInputError(

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfedul.errors import LedgerError
+from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store.index_errors import sqlite_errors
 
 TIMEOUT_SECONDS = 600
@@ -67,7 +67,7 @@ class Image:
         if _stamp_of(path) != self.stamp:
             return False
         return self.settled or (
-            not _is_changing(path) and _version_of(path) == self.version
+            not _is_changing(path) and _has_version(path, self.version)
         )
 
 
@@ -99,10 +99,18 @@ def read_image(path: Path) -> Image:
 def _copy(path: Path) -> Image | None:
     """Return a copy of an index; None if it was changed at the same time."""
     stamp, now = _stamp_of(path), time.time_ns()
-    with sqlite_errors(path), _unlocked(path) as connection:
-        version = _user_version(connection)
-        content = connection.serialize()
-    if _is_changing(path) or _stamp_of(path) != stamp or _version_of(path) != version:
+    try:
+        with sqlite_errors(path), _unlocked(path) as connection:
+            version = _user_version(connection)
+            content = connection.serialize()
+    except LedgerDamagedError:
+        # Half of a commit looks like damage. A copy under a lock tells them apart.
+        return None
+    if (
+        _is_changing(path)
+        or _stamp_of(path) != stamp
+        or not _has_version(path, version)
+    ):
         return None
     settled = now - max(stamp[3:]) > _CLOCK_TICK_NS
     return _image_of(path, content, stamp, version, settled=settled)
@@ -159,9 +167,13 @@ def _unlocked(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _version_of(path: Path) -> int:
-    with sqlite_errors(path), _unlocked(path) as connection:
-        return _user_version(connection)
+def _has_version(path: Path, version: int) -> bool:
+    """Return whether an index has had so many commits, as far as can be read."""
+    try:
+        with sqlite_errors(path), _unlocked(path) as connection:
+            return _user_version(connection) == version
+    except LedgerDamagedError:
+        return False
 
 
 def _user_version(connection: sqlite3.Connection) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfedul.ledger.protocol import Ledger
-from fastfedul.ledger.server_replay import TwoServers
+from fastfedul.ledger.server_replay import TwoMeans, TwoServers
 from fastfedul.methods.fast_fedul.columns import spans
 from fastfedul.methods.fast_fedul.deviations import Sink, StoredDeviations
 from fastfedul.methods.fast_fedul.tracing import Leaving
@@ -31,7 +31,14 @@ def two_servers(
 
     Neither gets the updates of clients that were forgotten before.
     """
-    return TwoServers.of(ledger, rounds, removal.earlier, removal.by_round())
+    before, gone = removal.earlier, removal.by_round()
+    return TwoServers.of(
+        ledger,
+        [
+            TwoMeans.of(r, before.get(r.index, ()), gone.get(r.index, ()))
+            for r in rounds
+        ],
+    )
 
 
 @dataclass(frozen=True, slots=True)
