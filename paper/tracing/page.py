@@ -106,6 +106,8 @@ def _runs_done(lines: Sequence[Line]) -> Iterator[str]:
         yield f"The other {left} runs have not been done."
         yield "These commands do them and write this page anew."
         yield "If somebody stops the first command, the same command goes on."
+        yield "The command names each run that fails."
+        yield "`digits-036` fails: none of its seeds lets all four attackers attack."
         yield ""
         yield "```bash"
         yield "OMP_NUM_THREADS=1 python -m paper.tracing run"
@@ -117,8 +119,8 @@ def _runs_done(lines: Sequence[Line]) -> Iterator[str]:
 def _aims(attack: Sequence[Line], quiet: Sequence[Line]) -> Iterator[str]:
     yield "## Are the aims reached?"
     yield ""
-    yield "An aim counts as reached if the measured share reaches it."
-    yield "The interval may still contain shares that miss it."
+    yield "An aim is reached, or missed, if the whole interval reaches, or misses, it."
+    yield "Otherwise more draws must settle it."
     yield ""
     yield "| aim | wanted | measured | reached |"
     yield "|---|---|---|---|"
@@ -134,14 +136,22 @@ def _aims(attack: Sequence[Line], quiet: Sequence[Line]) -> Iterator[str]:
         ),
         ("honest client accused without cause", 0.005, _share(quiet, "false"), False),
     ):
-        if found.value is None:
-            verdict = "not known"
-        else:
-            reached = found.value >= wanted if least else found.value <= wanted
-            verdict = "yes" if reached else "no"
+        verdict = _verdict(found, wanted, least=least)
         bound = "at least" if least else "at most"
         yield f"| {aim} | {bound} {100 * wanted:g} % | {_shown(found)} | {verdict} |"
     yield ""
+
+
+def _verdict(found: Proportion, wanted: float, *, least: bool) -> str:
+    """Return whether a share is surely on the wanted side of an aim."""
+    if found.interval is None:
+        return "not known"
+    low, high = found.interval
+    if not least:
+        low, high, wanted = -high, -low, -wanted
+    if low >= wanted:
+        return "yes"
+    return "no" if high < wanted else "not settled"
 
 
 def _rivals(attack: Sequence[Line]) -> Iterator[str]:
@@ -158,11 +168,24 @@ def _rivals(attack: Sequence[Line]) -> Iterator[str]:
         told = [_shown(_rival(own, rival)) for own in (attack, single)]
         yield f"| {rival} | {' | '.join(told)} |"
     yield ""
+    better = [rival for rival in RIVALS if _beats(attack, rival)]
+    if better:
+        yield (
+            "On the same draws, these scores put an attacker first more often than "
+            f"`fastfedul trace`: {', '.join(better)}."
+        )
+        yield ""
 
 
 def _rival(lines: Sequence[Line], rival: str) -> Proportion:
     counts = [line[rival] for line in lines]
     return Proportion(sum(own[0] for own in counts), sum(own[1] for own in counts))
+
+
+def _beats(lines: Sequence[Line], rival: str) -> bool:
+    """Return whether a rival puts an attacker first more often on the same draws."""
+    own = [line for line in lines if line[rival][1] == line["draws"]]
+    return _rival(own, rival).successes > _sum(own, "top1")
 
 
 def _accusations(lines: Sequence[Line], attack: Sequence[Line]) -> Iterator[str]:
@@ -210,6 +233,8 @@ def _losses(attack: Sequence[Line], quiet: Sequence[Line]) -> Iterator[str]:
 
 
 def _table(lines: Sequence[Line], name: str, field: str) -> Iterator[str]:
+    if not lines:
+        return
     yield f"| {name} | draws | attacker first | all attackers first | group accused |"
     yield "|---|---:|---|---|---|"
     for value in sorted({line[field] for line in lines}):

@@ -115,10 +115,11 @@ def measure(run: Run, folder: Path) -> list[Row]:
     facts = {**run.facts, "seed": prepared.config.seed, "names": attackers}
     if not rows:
         rows = [{"method": "nothing to ask"}]
-    for row in rows:
-        _judge(row, frozenset(attackers))
     works = _share_that_works(leave, prepared)
-    return [{**facts, **row, "attack_works": works} for row in rows]
+    return [
+        {**facts, **judged(row, frozenset(attackers)), "attack_works": works}
+        for row in rows
+    ]
 
 
 def _row(
@@ -154,22 +155,26 @@ def _row(
     return {"method": f"{case}/{number}", "case": case, "inputs": number, "said": said}
 
 
-def _judge(row: Row, attackers: frozenset[ClientId]) -> None:
-    """Count right and wrong accusations of a row, and drop the names."""
-    said = row.pop("said", [])
-    row["draws"] = len(said)
-    row["excess"] = [round(one["excess"], 3) for one in said]
-    row["false"] = sum(bool(set(one["accused"]) - attackers) for one in said)
-    row["accused"] = sum(bool(one["accused"]) for one in said)
+def judged(row: Row, attackers: frozenset[ClientId]) -> Row:
+    """Return a row with counts of right and wrong accusations in place of names."""
+    found = {name: value for name, value in row.items() if name != "said"}
+    said = row.get("said", [])
+    found |= {
+        "draws": len(said),
+        "excess": [round(one["excess"], 3) for one in said],
+        "false": sum(bool(set(one["accused"]) - attackers) for one in said),
+        "accused": sum(bool(one["accused"]) for one in said),
+    }
     if row.get("case") != ATTACK:
-        return
+        return found
     many = len(attackers)
-    row["top1"] = sum(one["first"][0] in attackers for one in said)
-    row["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
-    row["group"] = sum(set(one["accused"]) == attackers for one in said)
+    found["top1"] = sum(one["first"][0] in attackers for one in said)
+    found["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
+    found["group"] = sum(set(one["accused"]) == attackers for one in said)
     for rival in RIVALS:
         told = [one[rival] for one in said if one[rival] is not None]
-        row[rival] = [sum(name in attackers for name in told), len(told)]
+        found[rival] = [sum(name in attackers for name in told), len(told)]
+    return found
 
 
 def _pools(
