@@ -15,6 +15,7 @@ from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of
 from paper.settings import Scale
+from paper.tracing import page as tracing_page
 from paper.writing import write
 
 RESULTS = Path("results")
@@ -59,6 +60,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
         yield from write(name, scale, lines, store, folder_of(scale, out))
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
+    yield from tracing_page.write_page(results, out)
 
 
 def main() -> int:

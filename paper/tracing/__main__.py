@@ -1,38 +1,46 @@
-"""`python -m paper.tracing run|page|list`, from the root of the repository."""
+"""`python -m paper.tracing run|worth|page|list`, from the root of the repository."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from fastfedul.errors import FastFedULError
+from paper.board import store
 from paper.board.running import commit
-from paper.board.store import Results
-from paper.tracing.page import write_page
-from paper.tracing.runs import COUNTS, Run, all_runs
+from paper.board.store import Line, Results, is_done, read_lines
+from paper.tracing import worth
+from paper.tracing.page import TRACES, WORTH, write_page
+from paper.tracing.runs import COUNTS, all_runs, in_order
 from paper.tracing.scoring import measure
 
-RESULTS = Path("results/tracing.jsonl")
+RESULTS = Path("results")
 PAGES = Path("docs/results")
+
+_Run = TypeVar("_Run", bound=store.Run)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command of the command line; return the exit code."""
     asked = _parser().parse_args(words)
-    runs = [run for run in all_runs() if not asked.only or run.data in asked.only]
+    only = asked.only if asked.verb in ("run", "list") else ()
+    runs = in_order([run for run in all_runs() if not only or run.data in only])
     try:
         if asked.verb == "list":
             for run in runs:
                 print(", ".join(str(value) for value in run.facts.values()))
         elif asked.verb == "page":
-            print(write_page(asked.results, PAGES))
+            for path in write_page(asked.results, asked.out):
+                print(path)
+        elif asked.verb == "worth":
+            return do_missing(worth.RUNS, asked.results / WORTH, worth.compare)
         else:
-            return _run(runs[: asked.limit], asked.results)
+            return do_missing(runs, asked.results / TRACES, measure, asked.limit)
     except FastFedULError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -42,30 +50,47 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(runs: Sequence[Run], path: Path) -> int:
-    """Do the runs that are missing; another process may do others meanwhile."""
+def do_missing(
+    runs: Sequence[_Run],
+    path: Path,
+    measure: Callable[[_Run, Path], list[Line]],
+    limit: int | None = None,
+) -> int:
+    """Do the runs that are missing; another process may do others meanwhile.
+
+    Args:
+        runs: The runs, in the order of the work.
+        path: File of the results.
+        measure: Does a run in a folder and returns its lines.
+        limit: Missing runs to do at most; None for all.
+
+    Returns:
+        The exit code: 1 if a run failed.
+    """
     about = {"commit": commit()}
     failed = 0
-    with Results(path) as store:
-        for run in runs:
-            with store.claim(run) as mine:
+    known = read_lines(path)
+    missing = [run for run in runs if not is_done(run, known)]
+    with Results(path) as results:
+        for run in missing[:limit]:
+            with results.claim(run) as mine:
                 if not mine:
                     continue
                 started = time.perf_counter()
-                folder = Path(tempfile.mkdtemp(prefix="tracing-"))
                 try:
-                    rows = measure(run, folder)
-                    keyed = [
-                        {**row, **about, "run": run.key, "key": f"{run.key}/{name}"}
-                        for row in rows
-                        for name in [row["method"]]
-                    ]
-                    store.append(keyed)
+                    with tempfile.TemporaryDirectory(prefix="tracing-") as folder:
+                        lines = measure(run, Path(folder))
                 except FastFedULError as error:
                     failed += 1
                     print(f"{run.key} FAILED: {error}", file=sys.stderr, flush=True)
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                names = {"run": run.key}
+                results.append(
+                    [
+                        {**line, **about, **names, "key": f"{run.key}/{line['method']}"}
+                        for line in lines
+                    ]
+                )
                 took = time.perf_counter() - started
                 print(f"{run.key} {took:.0f} s", file=sys.stderr, flush=True)
     return 1 if failed else 0
@@ -77,14 +102,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     for name, text in (
-        ("run", "do the runs that are missing"),
+        ("run", "do the missing runs of the board, small federations first"),
+        ("worth", "compare contributions with leave-one-out retraining"),
         ("page", "write the page from the results"),
-        ("list", "show the runs"),
+        ("list", "show the runs in the order of the work"),
     ):
         verb = verbs.add_parser(name, help=text)
-        verb.add_argument("--results", type=Path, default=RESULTS)
-        verb.add_argument("--only", nargs="*", choices=tuple(COUNTS), default=())
-        verb.add_argument("--limit", type=int, help="at most the first so many")
+        if name != "list":
+            verb.add_argument(
+                "--results", type=Path, default=RESULTS, help="folder of the results"
+            )
+        if name in ("run", "list"):
+            verb.add_argument("--only", nargs="*", choices=tuple(COUNTS), default=())
+    choices = verbs.choices
+    choices["run"].add_argument("--limit", type=int, help="do at most so many runs")
+    choices["page"].add_argument("--out", type=Path, default=PAGES)
     return parser
 
 

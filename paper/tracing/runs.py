@@ -124,6 +124,11 @@ def all_runs() -> tuple[Run, ...]:
     return tuple(found)
 
 
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Return runs in the order of the work: small federations of a data set first."""
+    return sorted(runs, key=lambda run: (list(COUNTS).index(run.data), run.clients))
+
+
 def config_of(run: Run, seed: int) -> RunConfig:
     """Return the options of a run; a rare class is dealt out later."""
     options: dict[str, Any]

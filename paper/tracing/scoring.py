@@ -62,6 +62,37 @@ class Remembered(LeaveOut):
         yield from self.looks[key]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Inputs of a case with the answers that the model gives.
+
+    Attributes:
+        given: The inputs.
+        places: Place of each among the clean examples; none if it is not one of them.
+    """
+
+    given: Given
+    places: np.ndarray[Any, Any] | None
+
+    def draw(
+        self, number: int, clean: Given, rng: np.random.Generator
+    ) -> tuple[Given, Given]:
+        """Return some inputs, and the clean examples that are not among them.
+
+        A right answer that is asked about must not stand on both sides.
+        """
+        chosen = np.sort(rng.permutation(len(self.given.examples))[:number])
+        rest = np.ones(len(clean.examples), bool)
+        if self.places is not None:
+            rest[self.places[chosen]] = False
+        assert self.given.labels is not None
+        assert clean.labels is not None
+        return (
+            _some(self.given, chosen, self.given.labels),
+            _some(clean, rest, clean.labels),
+        )
+
+
 def measure(run: Run, folder: Path) -> list[Row]:
     """Train a run and return its rows: one for each case and number of inputs."""
     prepared, place = train(run, folder)
@@ -76,7 +107,7 @@ def measure(run: Run, folder: Path) -> list[Row]:
             rows = []
             for case, pool in pools.items():
                 for number, draws in DRAWS.items():
-                    if len(pool.examples) < number:
+                    if len(pool.given.examples) < number:
                         continue
                     row = _row(leave, case, pool, clean, number, draws, undone, rng)
                     rows.append(row)
@@ -84,16 +115,17 @@ def measure(run: Run, folder: Path) -> list[Row]:
     facts = {**run.facts, "seed": prepared.config.seed, "names": attackers}
     if not rows:
         rows = [{"method": "nothing to ask"}]
-    for row in rows:
-        _judge(row, frozenset(attackers))
     works = _share_that_works(leave, prepared)
-    return [{**facts, **row, "attack_works": works} for row in rows]
+    return [
+        {**facts, **judged(row, frozenset(attackers)), "attack_works": works}
+        for row in rows
+    ]
 
 
 def _row(
     leave: Remembered,
     case: str,
-    pool: Given,
+    pool: Pool,
     clean: Given,
     number: int,
     draws: int,
@@ -103,13 +135,9 @@ def _row(
     """Return what was said in every draw of one case."""
     said = []
     for _ in range(draws):
-        chosen = np.sort(rng.permutation(len(pool.examples))[:number])
-        assert pool.labels is not None
-        bad = Given(
-            pool.examples[chosen], pool.labels[chosen], pool.trainer, pool.source
-        )
-        found = trace_with(leave, bad, clean)
-        evidence, _ = evidence_of(leave.ledger, bad, clean)
+        bad, reference = pool.draw(number, clean, rng)
+        found = trace_with(leave, bad, reference)
+        evidence, _ = evidence_of(leave.ledger, bad, reference)
         now = evidence.odds(leave.ledger.final)
         drops = {n: now.fell_to(evidence.odds(m)) for n, m in undone.items()}
         paths = {own.client: own.trajectory for own in found.clients}
@@ -127,40 +155,46 @@ def _row(
     return {"method": f"{case}/{number}", "case": case, "inputs": number, "said": said}
 
 
-def _judge(row: Row, attackers: frozenset[ClientId]) -> None:
-    """Count right and wrong accusations of a row, and drop the names."""
-    said = row.pop("said", [])
-    row["draws"] = len(said)
-    row["excess"] = [round(one["excess"], 3) for one in said]
-    row["false"] = sum(bool(set(one["accused"]) - attackers) for one in said)
-    row["accused"] = sum(bool(one["accused"]) for one in said)
+def judged(row: Row, attackers: frozenset[ClientId]) -> Row:
+    """Return a row with counts of right and wrong accusations in place of names."""
+    found = {name: value for name, value in row.items() if name != "said"}
+    said = row.get("said", [])
+    found |= {
+        "draws": len(said),
+        "excess": [round(one["excess"], 3) for one in said],
+        "false": sum(bool(set(one["accused"]) - attackers) for one in said),
+        "accused": sum(bool(one["accused"]) for one in said),
+    }
     if row.get("case") != ATTACK:
-        return
+        return found
     many = len(attackers)
-    row["top1"] = sum(one["first"][0] in attackers for one in said)
-    row["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
-    row["group"] = sum(set(one["accused"]) == attackers for one in said)
+    found["top1"] = sum(one["first"][0] in attackers for one in said)
+    found["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
+    found["group"] = sum(set(one["accused"]) == attackers for one in said)
     for rival in RIVALS:
         told = [one[rival] for one in said if one[rival] is not None]
-        row[rival] = [sum(name in attackers for name in told), len(told)]
+        found[rival] = [sum(name in attackers for name in told), len(told)]
+    return found
 
 
 def _pools(
     run: Run, leave: LeaveOut, clean: Given, backdoor: Given | None
-) -> dict[str, Given]:
-    """Return the inputs of each case, with the answers that the model gives."""
+) -> dict[str, Pool]:
+    """Return the inputs of each case."""
     found = {}
     if backdoor is not None:
         says = _answers(leave, backdoor)
         assert backdoor.labels is not None
-        found[ATTACK] = _some(backdoor, says == backdoor.labels, says)
+        works = _some(backdoor, says == backdoor.labels, says)
+        found[ATTACK] = Pool(works, None)
     says = _answers(leave, clean)
     assert clean.labels is not None
-    found[MISTAKES] = _some(clean, says != clean.labels, says)
+    wrong = says != clean.labels
+    found[MISTAKES] = Pool(_some(clean, wrong, says), np.flatnonzero(wrong))
     right = says == clean.labels
     if run.attack == RARE:
         right &= clean.labels == RARE_CLASS
-    found[RIGHT] = _some(clean, right, says)
+    found[RIGHT] = Pool(_some(clean, right, says), np.flatnonzero(right))
     return found
 
 
@@ -173,6 +207,7 @@ def _answers(leave: LeaveOut, given: Given) -> np.ndarray[Any, Any]:
 def _some(
     given: Given, chosen: np.ndarray[Any, Any], says: np.ndarray[Any, Any]
 ) -> Given:
+    """Return chosen examples with other labels for all of the given ones."""
     return Given(
         given.examples[chosen],
         says[chosen].astype(np.int64),

@@ -9,6 +9,13 @@ import typer
 
 from fastfedul.cli.compare import check_page
 from fastfedul.cli.evaluate import show_proportion
+from fastfedul.cli.investigation import (
+    Network,
+    PageFile,
+    RunOrLedger,
+    name_page,
+    warn_of,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -17,7 +24,6 @@ from fastfedul.cli.output import (
     print_table,
     show_name,
     task_progress,
-    warn,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +31,7 @@ if TYPE_CHECKING:
 
 
 def show_contributions(
-    path: Annotated[
-        Path, typer.Argument(help="A run, or a ledger with --model.", metavar="RUN")
-    ],
+    path: RunOrLedger,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -43,16 +47,8 @@ def show_contributions(
             metavar="N",
         ),
     ] = 0,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Network of a ledger that is in no run: package.module:function.",
-        ),
-    ] = None,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", help="Also write an HTML page to this file.")
-    ] = None,
+    network: Network = None,
+    out_file: PageFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Show what accuracy and loss would be without each client.
@@ -108,8 +104,7 @@ def contribution_json(found: Contribution, page: Path | None) -> dict[str, Any]:
 
 
 def _show(found: Contribution, page: Path | None) -> None:
-    for note in found.notes:
-        warn(note)
+    warn_of(found.notes)
     columns = ["client", "accuracy added, points", "loss spared, nats"]
     columns += ["Shapley, points"] if found.num_permutations else []
     rows = []
@@ -126,8 +121,7 @@ def _show(found: Contribution, page: Path | None) -> None:
     print_table(f"Worth of the clients on {found.source}", columns, rows)
     said = f"With everybody: {show_proportion(found.accuracy)}, loss {found.loss:.3f}"
     out().print(said, markup=False, soft_wrap=True)
-    if page is not None:
-        out().print(f"page: {page}", markup=False, soft_wrap=True)
+    name_page(page)
 
 
 def _with_interval(

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastfedul.cli.compare import check_page
+from fastfedul.cli.investigation import (
+    Network,
+    PageFile,
+    RunOrLedger,
+    name_page,
+    warn_of,
+)
 from fastfedul.cli.output import (
     JsonFlag,
     err,
@@ -17,7 +24,6 @@ from fastfedul.cli.output import (
     print_table,
     show_name,
     task_progress,
-    warn,
 )
 from fastfedul.errors import InvalidInputError
 
@@ -32,9 +38,7 @@ _SHOWN = 10
 
 
 def trace_inputs(
-    path: Annotated[
-        Path, typer.Argument(help="A run, or a ledger with --model.", metavar="RUN")
-    ],
+    path: RunOrLedger,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -58,13 +62,7 @@ def trace_inputs(
             metavar="N",
         ),
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Network of a ledger that is in no run: package.module:function.",
-        ),
-    ] = None,
+    network: Network = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -73,9 +71,7 @@ def trace_inputs(
             f"nobody does, print nothing and end with exit code {NOBODY_CODE}.",
         ),
     ] = False,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", help="Also write an HTML page to this file.")
-    ] = None,
+    out_file: PageFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Rank the clients by their blame for answers that the model should not give.
@@ -158,8 +154,7 @@ def _print_names(found: Trace) -> None:
 
 
 def _show(found: Trace, page: Path | None) -> None:
-    for note in found.notes:
-        warn(note)
+    warn_of(found.notes)
     many = len(found.answers)
     with_paths = any(own.trajectory is not None for own in found.clients)
     columns = ["client", "score", "gap", "p-value"]
@@ -179,5 +174,4 @@ def _show(found: Trace, page: Path | None) -> None:
     names = ", ".join(show_name(name) for name in found.culprits)
     verdict = f"Verdict: {found.verdict}." if not names else f"Stands out: {names}."
     out().print(verdict, markup=False, soft_wrap=True, style="bold")
-    if page is not None:
-        out().print(f"page: {page}", markup=False, soft_wrap=True)
+    name_page(page)
