@@ -132,43 +132,42 @@ def pairs_bytes(ledger: LedgerReader) -> object:
     ]
 
 
-COMMON: dict[str, Callable[[LedgerReader], object]] = {
-    "forgetting": forgotten,
-    "final model": lambda ledger: model_bytes(ledger.final),
-    "initial model": lambda ledger: model_bytes(ledger.initial),
-    "clients": lambda ledger: repr(ledger.clients()),
-    "events": lambda ledger: repr(ledger.events()),
-    "requests": lambda ledger: repr(ledger.requests()),
-    "rounds": lambda ledger: repr(ledger.rounds()),
-    "participants": lambda ledger: repr(
-        [ledger.updates_in(index) for index in range(FLIP_ROUNDS)]
-    ),
-    "participation": lambda ledger: repr(
-        [ledger.updates_of(client_name(number)) for number in range(NUM_CLIENTS)]
-    ),
-    "names": lambda ledger: repr(
-        [ledger.client(client_name(number)) for number in range(NUM_CLIENTS)]
-    ),
-    **{
-        f"sums of {client_name(number)}": partial(sums_bytes, number=number)
-        for number in range(NUM_CLIENTS)
-    },
-}
+Questions = dict[str, Callable[[LedgerReader], object]]
 
-QUESTIONS: dict[History, dict[str, Callable[[LedgerReader], object]]] = {
-    "rounds": {
-        **COMMON,
+
+def questions(history: History, num_rounds: int) -> Questions:
+    """Return questions by name; together they read every vector of a ledger."""
+    names = [client_name(number) for number in range(NUM_CLIENTS)]
+    common: Questions = {
+        "forgetting": forgotten,
+        "final model": lambda ledger: model_bytes(ledger.final),
+        "initial model": lambda ledger: model_bytes(ledger.initial),
+        "clients": lambda ledger: repr(ledger.clients()),
+        "events": lambda ledger: repr(ledger.events()),
+        "requests": lambda ledger: repr(ledger.requests()),
+        "rounds": lambda ledger: repr(ledger.rounds()),
+        "participants": lambda ledger: repr(
+            [ledger.updates_in(index) for index in range(num_rounds)]
+        ),
+        "participation": lambda ledger: repr([ledger.updates_of(n) for n in names]),
+        "names": lambda ledger: repr([ledger.client(name) for name in names]),
+        **{
+            f"sums of {name}": partial(sums_bytes, number=number)
+            for number, name in enumerate(names)
+        },
+    }
+    if history == "sums":
+        return {**common, "pairs": pairs_bytes}
+    return {
+        **common,
         "adjustments": lambda ledger: [
             (index, flat.tobytes()) for index, flat in ledger.adjustments().items()
         ],
         **{
             f"round {index}": partial(round_bytes, index=index)
-            for index in range(FLIP_ROUNDS)
+            for index in range(num_rounds)
         },
-    },
-    "sums": {**COMMON, "pairs": pairs_bytes},
-}
-"""What is asked of a damaged ledger; between them they read every vector of it."""
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +228,8 @@ class Victim:
         shutil.copytree(path, pristine)
         files = [p for p in sorted(path.rglob("*")) if p.is_file()]
         with LedgerReader(path) as reader:
-            questions = QUESTIONS[history]
-            right = {name: question(reader) for name, question in questions.items()}
+            asked = questions(history, FLIP_ROUNDS)
+            right = {name: question(reader) for name, question in asked.items()}
         return cls(
             path,
             history,
@@ -429,7 +428,7 @@ def ask(victim: Victim) -> tuple[str, str]:
     verdict, detail = "harmless", ""
     try:
         with LedgerReader(victim.path) as ledger:
-            for name, question in QUESTIONS[victim.history].items():
+            for name, question in questions(victim.history, FLIP_ROUNDS).items():
                 try:
                     if question(ledger) != victim.answers[name]:
                         return "silent", f"{name} wrong"

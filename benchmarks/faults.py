@@ -1,14 +1,16 @@
 """Whether a fault loses anything, leaves anything, or makes a wrong byte believed.
 
-Seven kinds of faults: SIGKILL at random instants of appending and of forgetting with
+Ten kinds of faults: SIGKILL at random instants of appending and of forgetting with
 erasure; a SIGKILL, and an error, at system calls of every command that changes a run;
 power loss, which drops and tears writes that were not synced; bytes flipped in every
-file of a ledger; and, because a kill cannot reveal a missing sync, the order of system
-calls as `strace` sees it.
+file of a ledger; parts of a run swapped with each other or with older copies; altered
+certificates; hostile replies to a Flower server; and, because a kill cannot reveal a
+missing sync, the order of system calls as `strace` sees it.
 
-    python benchmarks/faults.py [--json] [--quick | --full] [--work FOLDER] [--seed 0]
+    python benchmarks/faults.py [--json] [--quick | --full] [--only PART]
+        [--work FOLDER] [--seed 0]
 
-Without an option it takes about ten minutes. `--full` has 10,000 kills and 10,000
+Without an option it takes about twenty minutes. `--full` has 10,000 kills and 10,000
 flips, and takes about three hours; with `--work` an interrupted run goes on where it
 was. It exits with status 1 if anything was lost, left, believed or out of order.
 """
@@ -23,17 +25,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.fault_envelopes import alter_envelopes
 from benchmarks.fault_flips import flip_bytes
 from benchmarks.fault_kills import Kills, kill_appends, kill_erasures
 from benchmarks.fault_order import check_order
 from benchmarks.fault_power import power_losses
 from benchmarks.fault_server import compiler
+from benchmarks.fault_swaps import swap_parts
 from benchmarks.fault_sweep import Sweep, sweep
 from benchmarks.fault_writer import SHOWN
 from benchmarks.measuring import machine, progress, work_folder, write_result
@@ -89,6 +94,24 @@ def _sweep(
     return Found({"faults": found.faults}, found.problems)
 
 
+def _swaps(folder: Path, count: int, seed: int, display: Progress) -> Found:
+    found = swap_parts(folder, count, seed, display)
+    return Found(found.counts(), found.problems)
+
+
+def _envelopes(folder: Path, count: int, seed: int, display: Progress) -> Found:
+    found = alter_envelopes(folder, count, seed, display)
+    return Found(found.counts(), found.problems)
+
+
+def _replies(folder: Path, count: int, seed: int, display: Progress) -> Found:
+    # Flower is an extra, and takes seconds to import.
+    from benchmarks.fault_replies import send_replies
+
+    found = send_replies(folder, count, seed, display)
+    return Found(found.counts(), found.problems)
+
+
 PARTS: dict[str, Try] = {
     "kills_append": partial(_kills, kill_appends),
     "kills_erase": partial(_kills, kill_erasures),
@@ -96,6 +119,9 @@ PARTS: dict[str, Try] = {
     "calls_killed": partial(_sweep, partial(sweep, "kill")),
     "calls_failed": partial(_sweep, partial(sweep, "fail")),
     "power_losses": partial(_sweep, power_losses),
+    "swaps": _swaps,
+    "certificates": _envelopes,
+    "replies": _replies,
 }
 
 NAMES = {
@@ -105,6 +131,9 @@ NAMES = {
     "calls_killed": "SIGKILL at a system call; the command repeated",
     "calls_failed": "an error of a system call; the command repeated",
     "power_losses": "power loss; the command repeated",
+    "swaps": "parts of a run swapped or rolled back",
+    "certificates": "a certificate altered",
+    "replies": "a hostile reply to a Flower server",
 }
 
 USUAL = {
@@ -114,6 +143,9 @@ USUAL = {
     "calls_killed": EVERY,
     "calls_failed": EVERY,
     "power_losses": 1_000,
+    "swaps": 500,
+    "certificates": 3_000,
+    "replies": 1_000,
 }
 QUICK = {
     "kills_append": 4,
@@ -122,6 +154,9 @@ QUICK = {
     "calls_killed": 50,
     "calls_failed": 50,
     "power_losses": 60,
+    "swaps": 24,
+    "certificates": 100,
+    "replies": 100,
 }
 FULL = {
     "kills_append": 5_000,
@@ -130,6 +165,9 @@ FULL = {
     "calls_killed": EVERY,
     "calls_failed": EVERY,
     "power_losses": 10_000,
+    "swaps": 10_000,
+    "certificates": 10_000,
+    "replies": 10_000,
 }
 """Faults of each part."""
 
@@ -139,13 +177,16 @@ _OF_CALLS = ("calls_killed", "calls_failed", "power_losses")
 def main() -> None:
     """Run the parts and print what came out."""
     arguments = parse_arguments()
-    wanted = FULL if arguments.full else QUICK if arguments.quick else dict(USUAL)
+    wanted = dict(FULL if arguments.full else QUICK if arguments.quick else USUAL)
     if arguments.only:
         wanted = {name: n for name, n in wanted.items() if name in arguments.only}
     missing = compiler() is None
     if missing:
         print("no C compiler: faults at system calls are left out", file=sys.stderr)
         wanted = {name: n for name, n in wanted.items() if name not in _OF_CALLS}
+    if "replies" in wanted and find_spec("flwr") is None:
+        print("no Flower: hostile replies are left out", file=sys.stderr)
+        del wanted["replies"]
     with progress() as display, _folder(arguments.work) as folder:
         order = check_order(folder.resolve(), arguments.seed)
         found = {

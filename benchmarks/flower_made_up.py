@@ -20,14 +20,11 @@ from fastfedul.params import Layout
 from fastfedul.rng import stream
 
 
-class MadeUpGrid(Grid):
-    """Nodes that answer a model at once with the model plus a random vector."""
+class NodesGrid(Grid):
+    """Nodes numbered from 1 without a SuperLink; a subclass says how they answer."""
 
-    def __init__(self, layout: Layout, num_clients: int) -> None:
-        self._layout = layout
+    def __init__(self, num_clients: int) -> None:
         self._nodes = range(1, num_clients + 1)
-        rng = stream(0, "made-up replies", layout.size)
-        self._base = rng.standard_normal(layout.size, dtype=np.float32) * 1e-3
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes."""
@@ -36,6 +33,43 @@ class MadeUpGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the facts about the nodes."""
         return [NodeInfo(node_id=node) for node in self._nodes]
+
+    def set_run(self, run: Any) -> NoReturn:
+        """Raise: there is no run."""
+        raise NotImplementedError
+
+    @property
+    def run(self) -> NoReturn:
+        """Raise: there is no run."""
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise: strategies make their messages themselves."""
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
+        """Raise: messages are answered at once."""
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
+        """Raise: messages are answered at once."""
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Raise: no message is answered at once."""
+        raise NotImplementedError
+
+
+class MadeUpGrid(NodesGrid):
+    """Nodes that answer a model at once with the model plus a random vector."""
+
+    def __init__(self, layout: Layout, num_clients: int) -> None:
+        super().__init__(num_clients)
+        self._layout = layout
+        rng = stream(0, "made-up replies", layout.size)
+        self._base = rng.standard_normal(layout.size, dtype=np.float32) * 1e-3
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -59,27 +93,6 @@ class MadeUpGrid(Grid):
         metrics = MetricRecord({"num-examples": 100})
         content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return Message(content=content, reply_to=message)
-
-    def set_run(self, run: Any) -> NoReturn:
-        """Raise: there is no run."""
-        raise NotImplementedError
-
-    @property
-    def run(self) -> NoReturn:
-        """Raise: there is no run."""
-        raise NotImplementedError
-
-    def create_message(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise: strategies make their messages themselves."""
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Raise: messages are answered at once."""
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Raise: messages are answered at once."""
-        raise NotImplementedError
 
 
 def added_seconds(

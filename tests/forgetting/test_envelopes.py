@@ -6,7 +6,6 @@ import base64
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.altered_envelopes import CHANGES, change, places_of, value_at
 from fastfedul import DiskLedger, InvalidInputError, LedgerReader, Model, forget
 from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.forgetting.checking import audit
@@ -22,9 +22,7 @@ from tests.support.audited import (
     CLIENTS,
     START,
     build,
-    change,
     key_of,
-    places_of,
     round_of,
 )
 from tests.support.commands import require_programs
@@ -175,9 +173,7 @@ def test_no_changed_field_of_the_statement_passes(
     envelope = json.loads(file.read_bytes())
     statement = json.loads(base64.b64decode(envelope["payload"]))
     place = data.draw(st.sampled_from(list(places_of(statement))))
-    old: Any = statement
-    for name in place:
-        old = old[name]
+    old = value_at(statement, place)
     near = st.just(old + "x") | st.just(old[:-1]) if isinstance(old, str) else st.none()
     new = data.draw(near | st.text(max_size=3) | st.integers(0, 9) | st.none())
     changed = change(statement, place, new)
@@ -187,44 +183,6 @@ def test_no_changed_field_of_the_statement_passes(
     envelope["payload"] = base64.b64encode(payload).decode()
     data_now = json.dumps(envelope).encode()
     assert not passes(file, data_now, tmp_path_factory.getbasetemp())
-
-
-def _without_padding(text: str) -> str:
-    """Base64 that decodes to the same bytes in a lax reader."""
-    return text.rstrip("=") if text.endswith("=") else text + "="
-
-
-def _other_last_bits(text: str) -> str:
-    """Base64 whose last character has bits that no byte takes up."""
-    body, padding = text.rstrip("="), text[len(text.rstrip("=")) :]
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    return body[:-1] + letters[letters.index(body[-1]) ^ 1] + padding
-
-
-CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "one member more": lambda e: e.update(more=1),
-    "no payload": lambda e: e.pop("payload"),
-    "no type": lambda e: e.pop("payloadType"),
-    "another type": lambda e: e.update(payloadType="application/json"),
-    "an empty payload": lambda e: e.update(payload=""),
-    "no signatures": lambda e: e.update(signatures=[]),
-    "signatures of another kind": lambda e: e.update(signatures={}),
-    "one signature twice": lambda e: e["signatures"].append(dict(e["signatures"][0])),
-    "no keyid": lambda e: e["signatures"][0].pop("keyid"),
-    "an empty keyid": lambda e: e["signatures"][0].update(keyid=""),
-    "a keyid in capitals": lambda e: e["signatures"][0].update(
-        keyid=e["signatures"][0]["keyid"].upper()
-    ),
-    "a signature with more": lambda e: e["signatures"][0].update(cert="x"),
-    "a signature of zeros": lambda e: e["signatures"][0].update(sig="A" * 86 + "=="),
-    "an empty signature": lambda e: e["signatures"][0].update(sig=""),
-    "loose base64": lambda e: e["signatures"][0].update(
-        sig=_without_padding(e["signatures"][0]["sig"])
-    ),
-    "other last bits": lambda e: e["signatures"][0].update(
-        sig=_other_last_bits(e["signatures"][0]["sig"])
-    ),
-}
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.altered_envelopes import change, places_of, value_at
 from fastfedul import (
     DiskLedger,
     InvalidInputError,
@@ -33,7 +34,7 @@ from fastfedul.forgetting.receipts import (
 from fastfedul.ledger.merkle_tree import Place, Proof, is_included, prove, root_of
 from fastfedul.ledger.roots import tag_of
 from fastfedul.ledger.store.schema import digest_of
-from tests.support.audited import START, change, key_of, places_of, round_of
+from tests.support.audited import START, key_of, round_of
 from tests.support.commands import one_line, run, run_json
 
 pytest.importorskip("cryptography")
@@ -215,9 +216,7 @@ def test_no_changed_receipt_proves_anything(path: Path) -> None:
     for place in places_of(statement):
         if kept & set(place):
             continue
-        old = statement
-        for name in place:
-            old = old[name]
+        old = value_at(statement, place)
         if isinstance(old, bool):
             new: object = not old
         elif isinstance(old, int):

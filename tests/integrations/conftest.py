@@ -24,7 +24,6 @@ collect_ignore = (
     [
         "flower_app.py",
         "hostile_app.py",
-        "hostile_replies.py",
         "rules_app.py",
         "optimizer_scenarios.py",
         "test_flower_hostile.py",

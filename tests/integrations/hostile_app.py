@@ -21,16 +21,17 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import save_file
 
+from benchmarks.hostile_replies import (
+    Hostile,
+    evaluate_replies,
+    honest,
+    initial_arrays,
+    train_replies,
+)
 from fastfedul.errors import FastFedULError
 from fastfedul.integrations.flower import Recorded
 from fastfedul.integrations.flower.client import ACTION, PARTITION, WHO, answer
 from tests.integrations.flower_app import locally_trained, simulate
-from tests.integrations.hostile_replies import (
-    Hostile,
-    evaluate_replies,
-    honest,
-    train_replies,
-)
 
 NUM_HONEST, NUM_HOSTILE = 10, 10
 NUM_CLIENTS = NUM_HONEST + NUM_HOSTILE
@@ -44,17 +45,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 client_app = ClientApp()
 server_app = ServerApp()
-
-
-def initial_arrays() -> Arrays:
-    """Return a model with parameters, statistics and a counter."""
-    return {
-        "norm.running_mean": np.zeros(2, np.float32),
-        "norm.running_var": np.ones(2, np.float32),
-        "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2),
-        "norm.num_batches_tracked": np.zeros((), np.int64),
-        "b": np.ones(2, np.float32),
-    }
 
 
 def honestly_trained(arrays: Arrays, number: int, server_round: int) -> Arrays:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 APP = import_module("tests.integrations.hostile_app")
-REPLIES = import_module("tests.integrations.hostile_replies")
+REPLIES = import_module("benchmarks.hostile_replies")
 HONEST = [f"client-{number}" for number in range(APP.NUM_HONEST)]
 HOSTILE = [f"client-{n}" for n in range(APP.NUM_HONEST, APP.NUM_CLIENTS)]
 

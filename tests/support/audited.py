@@ -1,11 +1,8 @@
-"""A ledger with certificates, and how tests check and change those."""
+"""A ledger with certificates, and how tests check them."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,23 +71,3 @@ def audit_file(path: Path, name: str, key: SigningKey | None) -> Audit:
 
 def verdicts(result: Audit) -> dict[str, str]:
     return {check.name: check.verdict for check in result.checks}
-
-
-def places_of(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place of a JSON value that holds no other."""
-    if isinstance(value, dict | list) and value:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, inner in items:
-            yield from places_of(inner, (*place, name))
-    else:
-        yield place
-
-
-def change(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """A copy of a JSON value with another value in one place."""
-    value = copy.deepcopy(value)
-    inner = value
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = new
-    return value

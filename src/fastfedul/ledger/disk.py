@@ -20,6 +20,7 @@ import numpy as np
 
 from fastfedul.errors import (
     InvalidInputError,
+    LedgerDamagedError,
     LedgerError,
 )
 from fastfedul.federation.aggregation import Aggregation
@@ -112,9 +113,15 @@ class DiskLedger(LedgerReader):
             if self._anchor is not None:
                 self._anchor.require(self)
             with self.index.reading():
-                rows, next_file = self._all(FileRow), self.head.next_file
+                head, rows = self.head, self._all(FileRow)
+                # By an older row the sweep would cut bytes that count.
+                if sum(row.num_bytes for row in rows) != head.array_bytes:
+                    raise LedgerDamagedError(
+                        f"{self.path} is damaged: its index does not know how many "
+                        "bytes its files have; restore a copy"
+                    )
             self.files.take_over(self.index)
-            self.files.sweep({row.file: row.num_bytes for row in rows}, next_file)
+            self.files.sweep({row.file: row.num_bytes for row in rows}, head.next_file)
         except BaseException:
             self._release()
             raise

@@ -48,6 +48,7 @@ from fastfedul.ledger.store.schema import (
     UpdateRow,
 )
 from fastfedul.limits import require_type
+from fastfedul.records import ClientState
 
 Progress = Callable[[int, int], None]
 
@@ -94,6 +95,7 @@ def verify(ledger: LedgerReader, progress: Progress | None = None) -> Verificati
         problems += _chain_problems(index, head, contents)
         problems += _lineage_problems(index, head)
         problems += _request_problems(index)
+        problems += _departure_problems(index, contents)
         files = index.rows(FileRow)
         problems += _file_problems(files, head, contents)
         strays, foreign = ledger.files.unnamed({row.file for row in files})
@@ -375,6 +377,24 @@ def _total_problems(contents: _Contents) -> Iterator[str]:
         parts = 0 if client.difference is not None else client.num_summed
         if contents.num_parts[number] != parts:
             yield f"client {client.name!r:.80} has lost or gained a part of its sum"
+
+
+def _departure_problems(index: Index, contents: _Contents) -> Iterator[str]:
+    """Compare the clients' states with the log: an old row brings a client back."""
+    states: dict[str, ClientState] = {}
+    for entry in read_log(index):
+        erases = "erase" in entry.event.kind
+        if not erases and not entry.event.kind.startswith("forget"):
+            continue
+        for name in entry.event.clients:
+            gone = erases or states.get(name) == "erased"
+            states[name] = "erased" if gone else "forgotten"
+    for client in contents.clients.values():
+        logged = states.get(client.name, "active")
+        if client.state != logged:
+            yield (
+                f"client {client.name!r:.80} is {client.state}, and {logged} by the log"
+            )
 
 
 def _file_problems(

@@ -1,4 +1,4 @@
-"""Replies of hostile clients, built by a generator of a fixed seed.
+"""Replies of hostile clients, built by a generator from a seed.
 
 A hostile reply is a function of the server's message and of the honest answer. It must
 be at the top of a module that Ray's processes can import, so a reply is known by its
@@ -52,6 +52,17 @@ class Hostile:
     answer: Answer
 
 
+def initial_arrays() -> Arrays:
+    """Return a model with parameters, statistics and a counter."""
+    return {
+        "norm.running_mean": np.zeros(2, np.float32),
+        "norm.running_var": np.ones(2, np.float32),
+        "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2),
+        COUNTER: np.zeros((), np.int64),
+        "b": np.ones(2, np.float32),
+    }
+
+
 def reply(message: Message, arrays: dict[str, Array], metrics: Metrics) -> Message:
     """Return a reply as an honest client sends it; no arrays in an evaluation."""
     content = RecordDict({"metrics": unchecked_metrics(metrics)})
@@ -66,6 +77,7 @@ def honest(message: Message, arrays: Arrays, metrics: Metrics) -> Message:
 
 
 def packed(arrays: Arrays) -> dict[str, Array]:
+    """Return arrays as Flower sends them."""
     return {name: Array(array) for name, array in arrays.items()}
 
 
@@ -109,6 +121,7 @@ def with_value(value: float, dtype: str, place: int, own: Any) -> Array:
 
 
 def as_dtype(dtype: str, own: Any) -> Array:
+    """Return zeros of a dtype."""
     return Array(np.zeros(own.shape, dtype))
 
 
@@ -120,10 +133,12 @@ def as_objects(own: Any) -> Array:
 
 
 def as_shape(shape: tuple[int, ...], own: Any) -> Array:
+    """Return zeros of a shape."""
     return Array(np.zeros(shape, own.dtype))
 
 
 def cut_off(place: int, own: Any) -> Array:
+    """Return an array whose bytes end too early."""
     whole = Array(own)
     return raw(whole.data[: place % (len(whole.data) - 1)], own.shape)
 
@@ -136,12 +151,13 @@ def flipped(place: int, own: Any) -> Array:
 
 
 def as_bytes(data: bytes, stype: str, own: Any) -> Array:
+    """Return an array of any bytes."""
     return raw(data, own.shape, stype)
 
 
-def array_replies() -> Iterator[Hostile]:
+def array_replies(seed: int) -> Iterator[Hostile]:
     """Yield replies with one bad array."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
 
     def changed(what: str, name: str, make: Callable[[Any], Array]) -> Hostile:
         return Hostile(f"{name} {what}", partial(with_array, name, make))
@@ -195,6 +211,8 @@ def array_replies() -> Iterator[Hostile]:
 
 
 def without_arrays(names: tuple[str, ...]) -> Answer:
+    """Return an answer that lacks some arrays."""
+
     def answer(message: Message, arrays: Arrays, metrics: Metrics) -> Message:
         kept = {n: a for n, a in packed(arrays).items() if n not in names}
         content = RecordDict({"metrics": MetricRecord(metrics)})
@@ -207,6 +225,7 @@ def without_arrays(names: tuple[str, ...]) -> Answer:
 def renamed(
     name: str, other: str, message: Message, arrays: Arrays, metrics: Metrics
 ) -> Message:
+    """Return the honest reply with an array under another name."""
     changed = packed(arrays)
     changed[other] = changed.pop(name)
     return reply(message, changed, metrics)
@@ -215,6 +234,7 @@ def renamed(
 def with_extra(
     other: str, message: Message, arrays: Arrays, metrics: Metrics
 ) -> Message:
+    """Return the honest reply with an array more."""
     return reply(message, {**packed(arrays), other: Array(np.zeros(2))}, metrics)
 
 
@@ -262,6 +282,7 @@ def record_replies() -> Iterator[Hostile]:
 def with_metrics(
     changes: Metrics, message: Message, arrays: Arrays, metrics: Metrics
 ) -> Message:
+    """Return the honest reply with other metrics; a metric of `...` is left out."""
     changed = {**metrics, **changes}
     left = {k: v for k, v in changed.items() if v is not ...}
     return reply(message, packed(arrays), left)
@@ -296,10 +317,12 @@ def metric_replies(during: str) -> Iterator[Hostile]:
 def with_error(
     code: int, reason: str, message: Message, arrays: Any, metrics: Any
 ) -> Message:
+    """Return an error in place of a reply."""
     return Message(Error(code=code, reason=reason), reply_to=message)
 
 
 def raising(kind: type[BaseException], text: str, *_: Any) -> Message:
+    """Raise an error, as an app that fails."""
     raise kind(text)
 
 
@@ -333,28 +356,29 @@ def evaluation_replies() -> Iterator[Hostile]:
 
 
 @cache
-def train_replies() -> tuple[Hostile, ...]:
+def train_replies(seed: int = SEED) -> tuple[Hostile, ...]:
     """Return all hostile replies to train, shuffled."""
     found = [
-        *array_replies(),
+        *array_replies(seed),
         *record_replies(),
         *metric_replies("train"),
         *failing_replies("train"),
     ]
-    return shuffled(found)
+    return shuffled(found, seed)
 
 
 @cache
-def evaluate_replies() -> tuple[Hostile, ...]:
+def evaluate_replies(seed: int = SEED) -> tuple[Hostile, ...]:
     """Return all hostile replies to evaluate, shuffled."""
     found = [
         *evaluation_replies(),
         *metric_replies("evaluate"),
         *failing_replies("evaluate"),
     ]
-    return shuffled(found)
+    return shuffled(found, seed)
 
 
-def shuffled(replies: list[Hostile]) -> tuple[Hostile, ...]:
-    order = np.random.default_rng(SEED).permutation(len(replies))
+def shuffled(replies: list[Hostile], seed: int) -> tuple[Hostile, ...]:
+    """Return replies in an order that follows from a seed."""
+    order = np.random.default_rng(seed).permutation(len(replies))
     return tuple(replies[place] for place in order)
