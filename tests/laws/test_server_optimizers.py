@@ -25,6 +25,7 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
+from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import WritableLedger, models
 from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.verify import verify
@@ -292,3 +293,16 @@ def test_a_damped_forgetting_leaves_models_that_lead_to_the_final_one(
         ledger.append(replace(round_, index=ledger.num_rounds))
     forget(ledger, ["bob"], FastFedUL(skew=Kronecker("all")))
     assert_models_lead_to_final(ledger)
+
+
+@by_optimizer
+@pytest.mark.parametrize("keep", ["uniform:2", "optimal:2", "top:2"])
+def test_an_erasure_of_sampled_updates_leaves_steps_that_lead_to_the_final_model(
+    optimizer: ServerOptimizer, keep: str
+) -> None:
+    select = Keep.parse(keep, seed=1)
+    ledger = recorded([select(round_) for round_ in history()], optimizer)
+    forget(ledger, ["ann"], FastFedUL(skew=NoSkew(), minimum_coverage=0.0))
+    steps = np.sum(list(server_steps(ledger)), axis=0)
+    found = ledger.initial.params.flat + steps
+    np.testing.assert_allclose(found, ledger.final.params.flat, atol=3e-5)

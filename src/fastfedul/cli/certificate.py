@@ -27,6 +27,7 @@ from fastfedul.forgetting.signing import PublicKey, read_public_key
 from fastfedul.forgetting.statements import RoundCounts, conclusions
 from fastfedul.forgetting.timestamps import Stamp, request_stamp
 from fastfedul.forgetting.trust import trusted_keys
+from fastfedul.ledger.anchor import require_anchored
 from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.folder import INDEX
@@ -94,6 +95,8 @@ def check_certificate(
             stamp = Stamp.beside(certificate, tsa_root)
             place = run or _around(certificate)
             ledger = stack.enter_context(LedgerReader(place)) if place else None
+            if ledger is not None:
+                require_anchored(ledger)
         except LedgerDamagedError:
             raise
         except (InvalidInputError, LedgerError) as error:

@@ -261,6 +261,8 @@ def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> Non
             markup=False,
             soft_wrap=True,
         )
+        for text in row.get("warnings", ()):
+            warn(text)
     out().print("Dry run: nothing was changed." if rows else "No request is waiting.")
 
 
@@ -299,7 +301,12 @@ def facts_of(request: ForgetRequest, certificate: Path | None = None) -> dict[st
 def answers_of(done: tuple[AppliedRequest, ...]) -> list[dict[str, Any]]:
     """Return answered requests as they are printed for scripts."""
     return [
-        {**facts_of(one.request, one.certificate), "signed": one.signed} for one in done
+        {
+            **facts_of(one.request, one.certificate),
+            "signed": one.signed,
+            "warnings": list(one.forgetting.warnings) if one.forgetting else [],
+        }
+        for one in done
     ]
 
 
@@ -312,6 +319,8 @@ def show_answers(done: tuple[AppliedRequest, ...]) -> None:
             markup=False,
             soft_wrap=True,
         )
+        for text in row["warnings"]:
+            warn(text)
     if any(one.certificate and not one.signed for one in done):
         warn(f"the certificates are {UNSIGNED}")
 

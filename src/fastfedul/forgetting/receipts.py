@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError, LedgerDamagedError
 from fastfedul.forgetting.envelopes import Envelope, parse_envelope
+from fastfedul.forgetting.folder import require_newest
 from fastfedul.forgetting.json_objects import JsonObject
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.forgetting.statements import (
@@ -117,9 +118,11 @@ def make_receipt(
         key: Signs the receipt; None for a receipt without a signature.
 
     Raises:
-        LedgerDamagedError: If a round's root is not the root over its participants.
+        LedgerDamagedError: If a round's root is not the root over its participants, or
+            the ledger is an older copy.
     """
     check_name(client)
+    require_newest(ledger)
     roots = ledger.roots
     with ledger.snapshot():
         made = [

@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.pairs import RESERVOIR
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
@@ -205,7 +206,8 @@ def _bound(
 
     By the triangle inequality that holds whatever a skew holds back at the end.
     """
-    if ledger.settings.optimizer is not None:
+    settings = ledger.settings
+    if settings.optimizer is not None or settings.aggregation != MEAN:
         return Bound(
             None, None, "no bound: Theorem 1 is about servers that add the mean"
         )
