@@ -405,3 +405,9 @@ def test_a_model_file_of_another_kind_is_refused_before_anything_happens(
     line = one_line(run("forget", ledger, "ann", "--out", tmp_path / "x.pt", code=1))
     assert "must end in .safetensors" in line
     assert not run_json("ledger", "info", ledger)["events"]
+
+
+def test_a_setting_that_is_given_twice_is_refused(ledger: Path) -> None:
+    words = ("--damping", 0.1, "--set", "damping=0.2")
+    done = run("forget", ledger, "cyd", *words, code=1)
+    assert "damping is given twice, as --damping and with --set" in one_line(done)

@@ -74,11 +74,17 @@ def method_choice(options: Mapping[str, Any]) -> tuple[str | None, dict[str, Any
     """Return the name and the settings that the options give; None for no name.
 
     Raises:
-        InvalidInputError: If a setting cannot be read.
+        InvalidInputError: If a setting cannot be read, or is given twice.
     """
     settings = named_settings(options["set_"] or ())
-    named = ("skew", "damping", "minimum_coverage")
-    settings |= {name: options[name] for name in named if options[name] is not None}
+    names = ("skew", "damping", "minimum_coverage")
+    named = {name: options[name] for name in names if options[name] is not None}
+    for name in sorted(settings.keys() & named.keys()):
+        raise InvalidInputError(
+            f"{name} is given twice, as --{name.replace('_', '-')} and with --set; "
+            "leave out one of them"
+        )
+    settings |= named
     return options["method"], settings
 
 

@@ -68,7 +68,7 @@ class Worth:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Contribution:
     """What every client is worth.
 
@@ -91,6 +91,13 @@ class Contribution:
     num_coalitions: int
     source: str
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"Worth of {len(self.clients)} clients, {self.num_examples} examples"]
+        for one in self.clients:
+            own = f"  {one.client!r:.80}: loss {one.loss:+.4f}"
+            lines.append(f"{own}, accuracy {one.accuracy:+.4f}")
+        return "\n".join([*lines, *self.notes])
 
 
 def contributions(

@@ -12,12 +12,14 @@ from fastfedul.data.dataset import Images
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import GradientTrainer, Labels
 from fastfedul.investigate.culprits import (
+    SIGNIFICANT,
     Step,
     Tell,
     culprits,
     first_look,
     ranked,
     search,
+    wanted_excess,
 )
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import (
@@ -83,7 +85,7 @@ class Answered:
     unwanted: np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
     """Whom the unwanted answers come from.
 
@@ -116,6 +118,13 @@ class Trace:
         verb = "stands out" if len(self.culprits) == 1 else "stand out together"
         return f"{', '.join(self.culprits)} {verb}"
 
+    def __repr__(self) -> str:
+        lines = [f"Trace of {len(self.answers)} answers: {self.verdict}"]
+        for one in self.clients:
+            chance = "" if one.p_value is None else f", p {one.p_value:.3f}"
+            lines.append(f"  {one.client!r:.80}: score {one.score:.2f}{chance}")
+        return "\n".join([*lines, *self.notes])
+
 
 def trace(
     path: Path | str,
@@ -143,7 +152,11 @@ def trace(
             compare.
         UnlearnRefusedError: If the ledger does not hold enough to leave a client out.
     """
-    if (inputs is None) == (backdoor is None):
+    if inputs is not None and backdoor is not None:
+        raise InvalidInputError(
+            "both --inputs and --backdoor are given; leave out one of them"
+        )
+    if inputs is None and backdoor is None:
         raise InvalidInputError(
             "give the bad inputs as --inputs FILE.npz, or --backdoor N to try it with "
             "the run's own backdoor images"
@@ -190,7 +203,7 @@ def trace_with(
     say: Tell = lambda what, done, total: None,
 ) -> Trace:
     """Return whom answers come from, given the models without clients."""
-    held = leave.ledger
+    held, num_given = leave.ledger, len(bad.examples)
     evidence, bad = evidence_of(held, bad, clean)
     drops, exact = first_look(leave, evidence, (), say)
     steps = search(leave, evidence, drops, say)
@@ -229,7 +242,10 @@ def trace_with(
         evidence.answers,
         answered,
         len(evidence.clean_answers),
-        _notes(evidence, suspects, held),
+        (
+            *_used(len(bad.examples), num_given),
+            *_notes(evidence, suspects, held, accused),
+        ),
     )
 
 
@@ -254,14 +270,30 @@ def _answered(
     return Answered(tuple(without), logits.argmax(axis=1).astype(np.int64), chance)
 
 
+def _used(num_used: int, num_given: int) -> tuple[str, ...]:
+    if num_used == num_given:
+        return ()
+    return (f"{num_used:,} of the {num_given:,} inputs were drawn and used",)
+
+
 def _notes(
-    evidence: Evidence, suspects: Sequence[Suspect], ledger: Ledger
+    evidence: Evidence,
+    suspects: Sequence[Suspect],
+    ledger: Ledger,
+    accused: Sequence[ClientId],
 ) -> tuple[str, ...]:
     notes = []
     if not evidence.compares:
         notes.append(
             "there is no clean input for every unwanted answer, so there is no p-value "
             "and no search for groups; give some as --reference FILE.npz"
+        )
+    wanted = wanted_excess(len(evidence.answers))
+    if evidence.compares and not accused:
+        notes.append(
+            f"a client stands out from an excess of {wanted:.2f} nats on, with a "
+            f"p-value of at most {SIGNIFICANT}; the first client has "
+            f"{suspects[0].excess:.2f}"
         )
     unsure = [own.client for own in suspects if own.coverage < LITTLE_KEPT]
     if unsure:
