@@ -142,7 +142,7 @@ def test_a_client_that_left_before_and_the_compared_client_are_both_marked(
     shutil.copytree(run, folder)
     with DiskLedger(folder) as ledger:
         forget(ledger, ["client-2"])
-    report = report_of(folder, compare(folder, methods=("fedaccum",)))
+    report = report_of(folder, compare(folder, methods=("fast-fedul",)))
     assert {name: after for after, name in report.forgotten} == {
         "client-0": 4,
         "client-2": 4,
