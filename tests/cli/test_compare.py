@@ -100,6 +100,7 @@ def test_methods_of_a_module_are_compared_and_a_failing_one_is_named(
     assert alone.stderr == ("error: the method fails failed: ZeroDivisionError: two\n")
 
 
+@pytest.mark.slow
 def test_all_lists_retraining_once(folder: Path) -> None:
     for methods in ("all,retrain", "retrain,fast-fedul"):
         found = run_json("compare", "run", "--methods", methods, cwd=folder)
@@ -110,6 +111,7 @@ def test_all_lists_retraining_once(folder: Path) -> None:
         assert "fast-fedul" in names
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_once_and_shown_as_means(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def save_models(folder: Path, num_rounds: int = 2) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_ledger_is_imported_backed_up_lost_and_restored(
     tmp_path: Path, server: S3Server
 ) -> None:

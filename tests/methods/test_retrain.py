@@ -186,6 +186,7 @@ def test_a_run_of_aggregated_samples_needs_to_know_how_they_were_drawn() -> None
         Retrain()(replace(request, federation=unknown))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["median", "krum:1", "bulyan:0"])
 def test_the_server_retrains_under_its_own_aggregation(
     small_run: SmallRun, name: str
