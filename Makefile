@@ -35,7 +35,7 @@ test: check
 test-fast: setup
 	$(PYTEST) --numprocesses 2 -m "not slow and not deploy"
 
-# Tracing every line makes the tests up to 1.7 times as slow, so it is a verb of its own.
+# Tracing every line makes the tests much slower, so it is a verb of its own.
 coverage: setup
 	$(PYTEST) $(ON_ALL_CORES) --cov --cov-report=term:skip-covered
 
