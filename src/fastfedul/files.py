@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -47,6 +48,37 @@ def placed(path: Path, pieces: Iterable[bytes | memoryview]) -> Iterator[None]:
             temporary.unlink()
 
 
+def place_new(path: Path, content: bytes) -> bool:
+    """Return whether a new file got this name; if so, it survives power loss.
+
+    Of several processes only one gets the name. The file has all its content from the
+    first instant, and nobody waits for anybody.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    with _one_at_a_time:
+        _remove_leftovers(path)
+        temporary = _temporary(path, os.getpid())
+        try:
+            descriptor = open_private(
+                str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            )
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    return True
+
+
 def open_private(path: str, flags: int) -> int:
     """Return the descriptor of a file that only its owner may read, if it is new."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -59,6 +91,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_one_at_a_time = threading.Lock()
+"""Threads of a process share the names of its temporary files."""
 
 
 def _temporary(path: Path, process: int) -> Path:

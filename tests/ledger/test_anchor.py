@@ -70,7 +70,7 @@ def test_every_committed_change_is_a_line(either: Path, tmp_path: Path) -> None:
         chain, log = ledger.chain.hex(), ledger.log()
     lines = lines_of(either)
     places = [(line["rounds"], line["entries"]) for line in lines]
-    assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
+    assert places == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
     assert lines[-1]["chain"] == chain
     assert [lines[-1]["log"], lines[0]["log"]] == [log[0].digest, ""]
     # It names nobody.
@@ -168,10 +168,10 @@ def test_a_line_that_a_crash_tore_spoils_nothing(anchor: Path, tmp_path: Path) -
     anchor.write_text(text[:-20])
     with DiskLedger(path) as ledger:
         ledger.append(round_of(3))
-    *_, torn, last = anchor.read_text().splitlines()
+    *_, torn, begun, last = anchor.read_text().splitlines()
     with pytest.raises(ValueError, match=r"."):
         json.loads(torn)
-    assert json.loads(last)["rounds"] == 4
+    assert [json.loads(line)["rounds"] for line in (begun, last)] == [3, 4]
     with LedgerReader(path) as ledger_:
         assert ledger_.num_rounds == 4
 
@@ -199,13 +199,6 @@ def test_an_anchor_that_cannot_be_used_is_one_clear_line(
     with pytest.raises(LedgerError, match="lies in the ledger") as caught:
         DiskLedger(path)
     assert_one_line(caught, ANCHOR_VARIABLE)
-    monkeypatch.setenv(ANCHOR_VARIABLE, str(tmp_path / "no" / "such" / "folder"))
-    with (
-        DiskLedger(path) as ledger,
-        pytest.raises(LedgerError, match="has recorded the change") as caught,
-    ):
-        ledger.append(round_of(2))
-    assert_one_line(caught, "No such file")
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho the safe is shut >&2\nexit 3\n")
     program.chmod(0o700)
@@ -213,3 +206,29 @@ def test_an_anchor_that_cannot_be_used_is_one_clear_line(
     with pytest.raises(LedgerError, match="code 3: the safe is shut") as caught:
         DiskLedger(path)
     assert_one_line(caught, str(program))
+
+
+def test_an_anchor_that_cannot_be_written_stops_before_the_first_round(
+    anchor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "ledger", 2)
+    monkeypatch.setenv(ANCHOR_VARIABLE, str(tmp_path / "no" / "such" / "anchor"))
+    for action in (lambda: DiskLedger(path), lambda: record(tmp_path / "new", 1)):
+        with pytest.raises(LedgerError, match="a folder that does not exist") as caught:
+            action()
+        assert_one_line(caught, ANCHOR_VARIABLE)
+    assert not (tmp_path / "new").exists()
+    done = run("train", tmp_path / "run", "--rounds", 1, "--clients", 2, code=1)
+    assert "a folder that does not exist" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+    # A program that tells, and cannot write.
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\n[ "$1" = last ] || { echo full >&2; exit 4; }\n')
+    program.chmod(0o700)
+    monkeypatch.setenv(ANCHOR_VARIABLE, str(program))
+    with pytest.raises(LedgerError, match="ended with code 4: full") as caught:
+        DiskLedger(path)
+    assert_one_line(caught, str(program))
+    monkeypatch.setenv(ANCHOR_VARIABLE, str(anchor))
+    with DiskLedger(path) as ledger:
+        assert ledger.num_rounds == 2

@@ -18,7 +18,7 @@ import pytest
 from blake3 import blake3
 from xxhash import xxh3_64_digest
 
-from fastfedul import DiskLedger, LedgerReader, add_request, forget
+from fastfedul import DiskLedger, LedgerReader, add_request, cancel_request, forget
 from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.ledger.protocol import vector as stored_vector
 from fastfedul.ledger.store.codec import STORAGE_DTYPES
@@ -81,7 +81,7 @@ class PageReader:
         connection.close()
         [self.ledger] = self.tables["ledger"]
         [self.head] = self.tables["head"]
-        assert self.ledger["format"] == 4
+        assert self.ledger["format"] == 5
         for table, rows in self.tables.items():
             if f"num_{table}" in self.head:
                 assert self.head[f"num_{table}"] == len(rows)
@@ -306,6 +306,28 @@ def test_the_events_are_a_chain_as_the_page_says(tmp_path: Path) -> None:
     assert events[1]["previous"] == digest(*events[0].values())
     [asked] = PageReader(path).tables["requests"]
     assert (asked["state"], asked["event"]) == ("applied", 1)
+
+
+def test_a_reader_by_the_page_finds_the_filings(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    build(path, Layout.of({"w": np.zeros(37)}))
+    add_request(path, "c", "moved away", method="fast-fedul")
+    cancel_request(path, 2)
+    page = PageReader(path)
+    [head] = page.tables["request_head"]
+    numbers = {row["id"]: row["name"] for row in page.tables["clients"]}
+    found = []
+    for number, file in enumerate(sorted((path / "requests").iterdir()), 1):
+        assert file.name == f"{number:08d}.json"
+        text, own = file.read_text().splitlines()
+        assert own == digest("filing", page.ledger["ledger_id"], number, text).hex()
+        found.append(json.loads(text))
+    assert [one["kind"] for one in found] == ["ask", "answer", "ask", "cancel"]
+    assert [one["requests"] for one in found] == [[], [1], [], [2]]
+    assert head["num_filings"] == 2
+    [*_, asked, _] = found
+    assert (numbers[asked["client"]], asked["reason"]) == ("c", "moved away")
+    assert asked["method"] == "fast-fedul"
 
 
 @pytest.mark.parametrize("history", ["rounds", "sums"])

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -25,11 +26,13 @@ from fastfedul import (
     NoSkew,
     UnlearnRequest,
     add_request,
+    cancel_request,
     forget,
     params_at,
     verify,
 )
 from fastfedul.ledger.protocol import vector
+from fastfedul.ledger.store import index_image
 from fastfedul.ledger.store.index import Index
 from fastfedul.records import VectorRef
 from tests.support.disk_ledgers import (
@@ -194,33 +197,96 @@ def test_a_reader_stopped_at_any_instant_keeps_no_change_waiting(path: Path) -> 
         assert verify(ledger).problems == ()
 
 
-def test_a_reader_rolls_back_a_commit_that_was_interrupted(path: Path) -> None:
-    """The journal of a commit comes back, and a page of the index is torn."""
+@pytest.mark.parametrize("torn_at", [0, 1, 2])
+def test_a_reader_undoes_an_interrupted_commit_in_its_copy_alone(
+    path: Path, torn_at: int
+) -> None:
+    """The journal of a commit comes back, and some pages of the index are torn."""
     journal = path / "index.sqlite-journal"
     with DiskLedger(path) as ledger:
         whole = (path / "index.sqlite").read_bytes()
-        kept: list[bytes] = []
         execute = Index._execute
 
         def keep(self: Index, sql: str, arguments: Any = ()) -> Any:
             if sql == "COMMIT":
                 os.link(journal, path / "journal")
+                shutil.copytree(path / "arrays", path.parent / "arrays")
             return execute(self, sql, arguments)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Index, "_execute", keep)
             ledger.append(round_of(3))
-        kept.append((path / "journal").read_bytes())
         after = (path / "index.sqlite").read_bytes()
     (path / "journal").rename(journal)
+    shutil.rmtree(path / "arrays")
+    (path.parent / "arrays").rename(path / "arrays")
+    assert journal.read_bytes()[8:12] != bytes(4)
     torn = bytearray(after)
-    torn[len(torn) // 2 :] = whole[len(torn) // 2 :]
+    half = len(torn) // 2
+    torn[half:] = whole[half:]
+    # Half of the first page, or a first page that SQLite does not take for one.
+    torn[: 2048 * torn_at] = whole[:2048][::-1] * torn_at
     (path / "index.sqlite").write_bytes(torn)
-    assert kept[0][8:12] != bytes(4)
     with LedgerReader(path) as reader:
-        assert reader.num_rounds == 3
+        assert reader.num_rounds == len(reader.rounds()) == 3
+        with reader.index.reading():
+            assert reader.index.integrity() == "ok"
+    assert (path / "index.sqlite").read_bytes() == torn
+    with DiskLedger(path) as ledger:
+        assert ledger.num_rounds == 3
     assert not journal.exists()
     assert (path / "index.sqlite").read_bytes() == whole
+
+
+def test_a_writer_stopped_at_any_instant_keeps_no_reader_waiting(path: Path) -> None:
+    rng = random.Random(4)
+    with process("append", path, 10_000) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        for _ in range(20):
+            time.sleep(rng.uniform(0, 0.02))
+            os.kill(writer.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            with LedgerReader(path) as reader, reader.snapshot():
+                assert reader.num_rounds == len(reader.rounds())
+            number = add_request(path, "c").number
+            assert cancel_request(path, number).state == "cancelled"
+            assert time.monotonic() - began < PROMPT_SECONDS
+            os.kill(writer.pid, signal.SIGCONT)
+        assert writer.poll() is None
+
+
+def test_a_reader_gets_its_copy_where_commits_come_without_a_pause(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause stands for the time that a copy of a large index takes."""
+    stamp = index_image._stamp_of
+
+    def slow(index: Path) -> Any:
+        found = stamp(index)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(index_image, "_stamp_of", slow)
+    with process("append", path, 10_000) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        with LedgerReader(path) as reader:
+            assert reader.num_rounds >= 3
+        assert writer.poll() is None
+
+
+def test_a_stopped_reader_that_asked_for_quiet_delays_one_change_for_a_second(
+    path: Path,
+) -> None:
+    took = []
+    with stopped("ask-for-quiet", path), DiskLedger(path) as ledger:
+        for part in range(4):
+            began = time.monotonic()
+            ledger.set_budget(10**9 + part)
+            took.append(time.monotonic() - began)
+    assert took[0] > index_image.QUIET_SECONDS
+    assert sum(took[1:]) < index_image.QUIET_SECONDS
 
 
 def test_a_commit_while_a_reader_opens_is_not_taken_for_damage(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +34,10 @@ from fastfedul import (
 )
 from fastfedul.errors import RequestClosedError
 from fastfedul.ledger.changes.requests import LONGEST_REASON, refuse_request
+from fastfedul.ledger.store.request_rows import claim
 from fastfedul.ledger.store.schema import RequestRow
 from fastfedul.rng import stream
+from tests.support.ledger_programs import process
 
 CLIENTS = tuple(f"client {number}" for number in range(12))
 START = Params.of({"w": np.zeros(40, np.float32)})
@@ -112,7 +118,7 @@ def test_only_a_waiting_request_can_be_cancelled(path: Path) -> None:
     with pytest.raises(InvalidInputError, match="they are 1 to 1"):
         cancel_request(path, 2)
     assert add_request(path, CLIENTS[2]).number == 2
-    with LedgerReader(path, write=True) as ledger:
+    with DiskLedger(path) as ledger:
         refused = refuse_request(ledger, 2, "no")
     assert (refused.state, refused.answer) == ("refused", "no")
     add_request(path, CLIENTS[2])
@@ -154,6 +160,92 @@ def test_a_forgetting_for_a_request_that_was_cancelled_does_not_happen(
         assert verify(ledger).problems == ()
         assert verify(ledger).num_strays == 0
         ledger.append(round_of(2))
+
+
+def test_nobody_can_cancel_what_the_writer_is_applying(path: Path) -> None:
+    add_request(path, CLIENTS[0])
+    with DiskLedger(path) as ledger:
+
+        def claim_and_fail() -> None:
+            with ledger.index.writing():
+                assert [one.number for one in claim(ledger.index, [CLIENTS[0]])] == [1]
+                cancel_request(path, 1)
+
+        with pytest.raises(LedgerError, match="is being answered now"):
+            claim_and_fail()
+        # The change did not happen, so the request still waits.
+        assert [one.state for one in ledger.requests()] == ["waiting"]
+        ledger.append(round_of(2))
+    assert cancel_request(path, 1).state == "cancelled"
+    assert states_of(path) == ["cancelled"]
+
+
+@pytest.mark.parametrize("taken_in", [False, True])
+@pytest.mark.parametrize("how", ["flip", "lose", "swap"])
+def test_a_damaged_filing_is_found(path: Path, how: str, taken_in: bool) -> None:
+    for client in CLIENTS[:3]:
+        add_request(path, client)
+    if taken_in:
+        with DiskLedger(path) as ledger:
+            ledger.append(round_of(2))
+    first, second, _ = sorted((path / "requests").iterdir())
+    if how == "flip":
+        content = bytearray(first.read_bytes())
+        content[20] ^= 1
+        first.write_bytes(content)
+    elif how == "lose":
+        first.unlink()
+    else:
+        text = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(text)
+    with LedgerReader(path) as ledger_:
+        problems = verify(ledger_).problems
+        # What the index has is not lost with its file.
+        assert bool(problems) == (not taken_in or how != "lose")
+        if taken_in:
+            assert len(ledger_.requests()) == 3
+    if not taken_in:
+        with pytest.raises(LedgerDamagedError), DiskLedger(path) as ledger:
+            ledger.append(round_of(2))
+
+
+def test_a_request_is_private_and_names_nobody(path: Path) -> None:
+    add_request(path, CLIENTS[3], "consent withdrawn")
+    [file] = (path / "requests").iterdir()
+    assert file.name == "00000001.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert CLIENTS[3] not in file.read_text()
+
+
+@pytest.mark.slow
+def test_an_asker_stopped_at_any_call_keeps_nobody_waiting(path: Path) -> None:
+    """Rounds, requests and cancellations go on; later the stopped one ends well."""
+    asker = CLIENTS[0]
+    events = set()
+    with DiskLedger(path) as ledger:
+        for number in range(1, 200):
+            with process("ask-and-stop", path, asker, number) as stopped:
+                assert stopped.stdout is not None
+                event = stopped.stdout.readline().decode().strip()
+                if event.isdecimal():
+                    break
+                events.add(event)
+                began = time.monotonic()
+                ledger.append(round_of(ledger.num_rounds))
+                other = add_request(path, CLIENTS[1]).number
+                assert cancel_request(path, other).state == "cancelled"
+                ledger.append(round_of(ledger.num_rounds))
+                assert time.monotonic() - began < 20
+                os.kill(stopped.pid, signal.SIGCONT)
+                own = int(stopped.stdout.readline())
+                # Also where another process took the number in between.
+                assert ledger.requests()[own - 1].client == asker
+                cancel_request(path, own)
+        assert {"open", "os.link"} <= events
+        assert verify(ledger).problems == ()
+        assert not ledger.waiting()[1:]
 
 
 def test_a_request_row_that_contradicts_the_log_is_found(path: Path) -> None:

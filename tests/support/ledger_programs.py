@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from fastfedul import (
     FastFedULError,
     Kronecker,
     LedgerReader,
+    add_request,
     forget,
     verify,
 )
@@ -117,6 +119,31 @@ def read_again_and_again(path: Path) -> None:
             with reader.snapshot():
                 if reader.num_rounds != len(reader.rounds()):
                     raise AssertionError("a view of two moments")
+
+
+def ask_for_quiet(path: Path) -> None:
+    """Hold the lock by which a reader asks the writer not to commit."""
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def ask_and_stop(path: Path, client: str, number: str) -> None:
+    """File a request, and be stopped at the event of this number that uses a file."""
+    left = int(number)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        names = [str(one) for one in arguments[:2]]
+        if any(str(path) in name for name in names):
+            left -= 1
+            if left == 0:
+                os.write(1, b"%s\n" % event.encode())
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(watch)
+    os.write(1, b"%d\n" % add_request(path, client).number)
 
 
 def append_rounds(path: Path, num_rounds: str) -> None:
@@ -347,6 +374,8 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "hold": hold,
     "read-on": read_on,
     "read-again": read_again_and_again,
+    "ask-for-quiet": ask_for_quiet,
+    "ask-and-stop": ask_and_stop,
     "append": append_rounds,
     "die-before-commit": die_before_commit,
     "erase": erase_a_client,

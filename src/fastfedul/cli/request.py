@@ -90,10 +90,9 @@ def add(
     method, settings = method_choice(options)
     if settings and method is None:
         method = DEFAULT_METHOD
-    with err().status("waiting for the ledger"):
-        request = add_request(run, client, reason, method=method, settings=settings)
-        with LedgerReader(run) as ledger:
-            warnings = lookalike_warnings([client], ledger.clients())
+    request = add_request(run, client, reason, method=method, settings=settings)
+    with LedgerReader(run) as ledger:
+        warnings = lookalike_warnings([client], ledger.clients())
     if json:
         print_json({**facts_of(request), "warnings": list(warnings)})
         return
@@ -153,8 +152,7 @@ def cancel(
 
     Example: `fastfedul request cancel my-run 2`
     """
-    with err().status("waiting for the ledger"):
-        request = cancel_request(run, number)
+    request = cancel_request(run, number)
     if json:
         print_json(facts_of(request))
     else:

@@ -78,7 +78,7 @@ def add_request(
 ) -> ForgetRequest:
     """Return a new request to forget a client; it survives a loss of power.
 
-    The call waits until the process that writes to the ledger is between two changes.
+    The call waits for nobody, and keeps nobody waiting.
 
     Args:
         path: A ledger, or the run that contains it.
@@ -122,6 +122,7 @@ def cancel_request(path: Path | str, number: int) -> ForgetRequest:
 
     Raises:
         InvalidInputError: If no request has this number, or it does not wait.
+        LedgerError: If a writer decides it at this instant.
     """
     path = require_path(path)
     require_number("number of a request", number, least=1, below=2**63, whole=True)

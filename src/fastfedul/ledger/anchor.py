@@ -85,7 +85,7 @@ class Anchor:
         """Return the anchor that the environment names; None without one.
 
         Raises:
-            LedgerError: If it is a folder, or cannot be looked at.
+            LedgerError: If it is a folder, cannot be looked at, or lies in no folder.
         """
         named = os.environ.get(ANCHOR_VARIABLE)
         if not named:
@@ -94,6 +94,11 @@ class Anchor:
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise LedgerError(
+                    f"the anchor {path} lies in a folder that does not exist; make the "
+                    f"folder, or name another file in {ANCHOR_VARIABLE}"
+                ) from None
             return cls(path, "file")
         except (OSError, ValueError) as error:
             raise _unusable(path, error) from None
@@ -117,10 +122,8 @@ class Anchor:
                 f"an old anchor back; name a file elsewhere in {ANCHOR_VARIABLE}"
             )
         told = self._last(ledger.ledger_id)
-        if told is None:
-            return
         with ledger.index.reading():
-            problem = _problem(ledger.index, told)
+            problem = told and _problem(ledger.index, told)
         if problem:
             raise LedgerDamagedError(
                 f"the ledger at {ledger.path} is not the one of its anchor "
@@ -129,6 +132,23 @@ class Anchor:
                 "clients again that have left since"
             )
 
+    def begin(self, ledger: LedgerReader) -> None:
+        """Add a line before the first change, unless the anchor has it.
+
+        So an anchor that cannot be written shows before a round is trained.
+
+        Raises:
+            LedgerError: If the anchor cannot be written.
+        """
+        with ledger.index.reading():
+            position = position_of(ledger.index, ledger.ledger_id)
+        if position == self._last(ledger.ledger_id):
+            return
+        try:
+            self._write(position)
+        except (OSError, LedgerError) as error:
+            raise _unusable(self.path, error) from None
+
     def add(self, position: Position, folder: Path) -> None:
         """Add a line about a committed change.
 
@@ -136,17 +156,20 @@ class Anchor:
             LedgerError: If the anchor cannot be written. The ledger has the change
                 then, and the next change adds its own line.
         """
-        line = json.dumps(asdict(position), sort_keys=True) + "\n"
         try:
-            if self.kind == "program":
-                self._run(["add"], line)
-            else:
-                self._append(line.encode())
+            self._write(position)
         except (OSError, LedgerError) as error:
             raise LedgerError(
                 f"{folder} has recorded the change, but its anchor has not: "
                 f"{_unusable(self.path, error)}"
             ) from None
+
+    def _write(self, position: Position) -> None:
+        line = json.dumps(asdict(position), sort_keys=True) + "\n"
+        if self.kind == "program":
+            self._run(["add"], line)
+        else:
+            self._append(line.encode())
 
     def _append(self, line: bytes) -> None:
         new = not self.path.exists()

@@ -66,6 +66,7 @@ from fastfedul.ledger.store.folder import (
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.object_arrays import ObjectArrays
 from fastfedul.ledger.store.places import array_files, discard, new_place
+from fastfedul.ledger.store.request_files import FOLDER as REQUESTS
 from fastfedul.ledger.store.schema import (
     FORMAT,
     FileRow,
@@ -112,6 +113,7 @@ class DiskLedger(LedgerReader):
             self._anchor = Anchor.find()
             if self._anchor is not None:
                 self._anchor.require(self)
+                self._anchor.begin(self)
             with self.index.reading():
                 head, rows = self.head, self._all(FileRow)
                 # By an older row the sweep would cut bytes that count.
@@ -180,6 +182,8 @@ class DiskLedger(LedgerReader):
         if not np.isfinite(initial.params.flat).all():
             raise InvalidInputError("the initial model has NaN or infinite values")
         folder = new_folder(path)
+        # An anchor that cannot be used must not leave an empty ledger.
+        Anchor.find()
         building = folder.with_name(f".{folder.name}.creating-{os.getpid()}")
         new = [parent for parent in folder.parents if not parent.exists()]
         # A process of the same number may have been killed here before.
@@ -187,7 +191,8 @@ class DiskLedger(LedgerReader):
         place = new_place(arrays)
         try:
             building.mkdir(mode=0o700, parents=True)
-            (building / ARRAYS).mkdir(mode=0o700)
+            for name in (ARRAYS, REQUESTS):
+                (building / name).mkdir(mode=0o700)
             _fill(building, initial, settings, place)
             building.replace(folder)
             for changed in (folder, *new):

@@ -108,7 +108,7 @@ class LedgerReader:
         Args:
             path: A ledger, or the run that contains it.
             custom: The caller's own aggregations by name.
-            write: Whether rows of requests are to be written.
+            write: Whether the caller holds the lock and changes the ledger.
         """
         self.path = find_ledger(require_path(path))
         self.index = Index(self.path / INDEX, write=write)

@@ -24,6 +24,7 @@ from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import part_place, sum_place
 from fastfedul.ledger.store.entries import local_values, state_place
 from fastfedul.ledger.store.index import Index
+from fastfedul.ledger.store.request_files import filing_problems
 from fastfedul.ledger.store.request_rows import (
     digest_of_event,
     read_log,
@@ -421,6 +422,9 @@ def _request_problems(index: Index) -> Iterator[str]:
     except LedgerDamagedError as error:
         yield str(error)
         return
+    head = index.one(RequestHeadRow, id=1)
+    ledger_id = index.one(LedgerRow, id=1).ledger_id
+    yield from filing_problems(index.path.parent, ledger_id, head.num_filings)
     applied = {
         (request.number, request.event)
         for request in requests

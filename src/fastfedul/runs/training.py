@@ -24,6 +24,7 @@ from fastfedul.forgetting.folder import RUN_MODEL, require_newest, write_run_mod
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
 from fastfedul.forgetting.service import Forgetting, forget
 from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.ledger.anchor import Anchor
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import require_room
@@ -370,8 +371,9 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         history=keep.history,
         budget=recording.budget_bytes,
     )
-    # Before the run's folder is made: a wrong budget or address leaves nothing behind.
+    # Before the run's folder is made: a wrong budget, address or anchor leaves nothing.
     require_room(settings, config.rounds)
+    Anchor.find()
     new_place(recording.arrays)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)

@@ -11,7 +11,7 @@ from fastfedul.ledger.changes.adjust import add_adjustment
 from fastfedul.ledger.changes.erase import erase_clients
 from fastfedul.ledger.changes.log import add_event
 from fastfedul.ledger.changes.server_state import put_state
-from fastfedul.ledger.store.request_rows import decide, waiting_for
+from fastfedul.ledger.store.request_rows import claim, decide
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat
 from fastfedul.records import ClientId, ForgetRequest, Model
@@ -43,7 +43,7 @@ def forget_clients(
 ) -> None:
     """Bar clients whose model is cleaned; see `DiskLedger.commit_forgetting`."""
     index = change.index
-    asked = waiting_for(index, clients)
+    asked = claim(index, clients)
     if request is not None and request not in {r.number for r in asked}:
         raise RequestClosedError(f"request {request} is not waiting any more")
     at = change.head.num_rounds

@@ -1,4 +1,7 @@
-"""Files and cancels requests, beside a process that may be writing to the ledger."""
+"""Files and cancels requests, beside a process that may be writing to the ledger.
+
+Nobody waits here: not for the writer, and not for somebody else who asks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.protocol import require_known
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.store.request_rows import decide, put_request
+from fastfedul.ledger.store.request_rows import ask, cancel, claim, decide
+from fastfedul.ledger.store.schema import ClientRow
 from fastfedul.records import ClientId, ForgetRequest
 
 LONGEST_REASON = 10_000
@@ -23,8 +27,6 @@ def add_request(
     settings: Mapping[str, object] | None = None,
 ) -> ForgetRequest:
     """File the request to forget a client; when this returns, it survives power loss.
-
-    It waits until whoever writes to the ledger is between two changes.
 
     Args:
         path: A ledger, or the run that contains it.
@@ -40,17 +42,26 @@ def add_request(
     """
     check_reason(reason)
     check_name(client)
-    with LedgerReader(path, write=True) as ledger, ledger.index.writing():
-        row = ledger.index.client(client)
-        if row is None:
-            require_known(ledger, [client])
-            raise AssertionError("a client is known or not")
-        if row.state != "active":
-            raise InvalidInputError(
-                f"client {client!r:.80} is {row.state} already; there is nothing more "
-                "to ask"
-            )
-        return put_request(ledger.index, row, reason or None, method, settings)
+    with LedgerReader(path) as ledger:
+        while True:
+            with ledger.index.reading():
+                row = _active(ledger, client)
+                found = ask(ledger.index, row, reason or None, method, settings)
+            if found is not None:
+                return found
+
+
+def _active(ledger: LedgerReader, client: ClientId) -> ClientRow:
+    row = ledger.index.client(client)
+    if row is None:
+        require_known(ledger, [client])
+        raise AssertionError("a client is known or not")
+    if row.state != "active":
+        raise InvalidInputError(
+            f"client {client!r:.80} is {row.state} already; there is nothing more to "
+            "ask"
+        )
+    return row
 
 
 def cancel_request(path: Path | str, number: int) -> ForgetRequest:
@@ -59,13 +70,18 @@ def cancel_request(path: Path | str, number: int) -> ForgetRequest:
     Raises:
         InvalidInputError: If there is no such request, or it is not waiting any more.
     """
-    with LedgerReader(path, write=True) as ledger, ledger.index.writing():
-        return decide(ledger.index, number, "cancelled")
+    with LedgerReader(path) as ledger:
+        while True:
+            with ledger.index.reading():
+                found = cancel(ledger.index, number)
+            if found is not None:
+                return found
 
 
 def refuse_request(ledger: LedgerReader, number: int, answer: str) -> ForgetRequest:
     """Say no to a waiting request of a ledger that is open for writing."""
     with ledger.index.writing():
+        claim(ledger.index, number)
         return decide(ledger.index, number, "refused", answer=answer)
 
 

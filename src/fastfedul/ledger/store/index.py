@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,10 @@ from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.files import open_private
 from fastfedul.ledger.store.index_errors import sqlite_errors
 from fastfedul.ledger.store.index_image import (
+    QUIET_SECONDS,
     TIMEOUT_SECONDS,
     Image,
+    is_quiet_asked,
     read_image,
     uri_of,
 )
@@ -43,6 +46,7 @@ from fastfedul.ledger.store.schema import (
 )
 
 _KEYS_AT_ONCE = 500
+_PAUSE_SECONDS = 0.002
 
 _CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
@@ -57,6 +61,7 @@ class Index:
         self.path = path
         self._image: Image | None = None
         self.counts: dict[str, int] = {}
+        self._waited = False
         if not write:
             self._image = read_image(path)
             self._connection = self._image.connection
@@ -89,7 +94,7 @@ class Index:
         """Create every table, inside `writing()`."""
         for statement in definitions():
             self._execute(statement)
-        self.add(RequestHeadRow(1, 0, 0))
+        self.add(RequestHeadRow(1, 0, 0, 0))
         self.counts = {row.table: 0 for row in COUNTED}
 
     @contextlib.contextmanager
@@ -142,10 +147,20 @@ class Index:
             # Readers see by it that there was a commit.
             commits = int(self._fetch("PRAGMA user_version")[0][0])
             self._execute(f"PRAGMA user_version={(commits + 1) % 2**31}")
+            self._let_readers_copy()
             self._execute("COMMIT")
         except BaseException:
             self._roll_back()
             raise
+
+    def _let_readers_copy(self) -> None:
+        """Wait for readers that ask for quiet, but for a stopped one only once."""
+        deadline = time.monotonic() + QUIET_SECONDS
+        while asked := is_quiet_asked(self.path):
+            if self._waited or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        self._waited = asked
 
     def count_from(self, head: HeadRow) -> None:
         """Take the row counts from the head, before rows are added or removed."""

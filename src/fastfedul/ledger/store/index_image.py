@@ -1,33 +1,45 @@
 """Copies of an index in memory, which readers make without a lock.
 
 A reader that holds a lock of SQLite keeps the writer from committing, and a stopped
-process never lets go of its lock. So a reader copies the index without a lock, and
-looks whether a commit came in between:
+process never lets go of its lock. So a reader copies the index without a lock:
 
+- If a commit goes on, or was interrupted, its journal has the pages as they were. The
+  reader puts them into its copy, and has the state before that commit.
 - A writer counts its commits in `user_version`, so a commit that ended in between
-  shows there.
-- SQLite notes the number of saved pages in its journal before it writes to the index,
-  and removes the journal at the end. So a commit that goes on shows in the journal.
+  shows there, and the reader copies again.
+- If commits come so fast that each copy meets one, the reader asks for quiet. Then the
+  writer puts its next commit off, for a second at most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
+import os
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.store.index_errors import sqlite_errors
+from fastfedul.ledger.store.journal import Journal, read_journal
 
-TIMEOUT_SECONDS = 600
-"""Seconds after which a reader gives up; an erasure of a large ledger takes minutes."""
+TIMEOUT_SECONDS = 30
+"""Seconds for which a commit waits for another program that has locked the index."""
+
+QUIET_SECONDS = 1.0
+"""Seconds for which a commit waits for readers that asked for quiet."""
 
 _PATIENCE_SECONDS = 0.3
-"""Seconds of trying without a lock; a journal that stays may be a killed writer's."""
+"""Seconds of copying before a reader asks for quiet."""
+
+_DEADLINE_SECONDS = 60
+"""Seconds of copying before a reader gives up."""
 
 _ATTEMPTS = 8
 _PAUSE_SECONDS = 0.002
@@ -38,8 +50,7 @@ _CLOCK_TICK_NS = 2_000_000_000
 File systems note times in ticks of 4 ms (Linux) to 2 s (FAT).
 """
 
-_MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""First bytes of a journal, see SQLite's description of its file format."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Stamp = tuple[int, int, int, int, int]
 
@@ -50,10 +61,12 @@ class Image:
 
     Attributes:
         connection: The copy, a database in memory.
-        file_bytes: Size of the file when the copy was made.
+        file_bytes: Size of the file when the copy was made, and without the pages of
+            a commit that went on.
         stamp: Identity, size and times of the file.
         version: Number of commits so far.
         settled: Whether any later commit gives the file another stamp.
+        journal: Header of the journal of the commit that went on; empty for none.
     """
 
     connection: sqlite3.Connection
@@ -61,14 +74,18 @@ class Image:
     stamp: Stamp
     version: int
     settled: bool
+    journal: bytes
 
     def is_current(self, path: Path) -> bool:
         """Return whether the file is as it was when the copy was made."""
         if _stamp_of(path) != self.stamp:
             return False
-        return self.settled or (
-            not _is_changing(path) and _has_version(path, self.version)
-        )
+        if self.settled:
+            return True
+        journal = read_journal(path)
+        if journal is None:
+            return not self.journal and _has_version(path, self.version)
+        return journal.header == self.journal
 
 
 def uri_of(path: Path, options: str) -> str:
@@ -81,84 +98,145 @@ def read_image(path: Path) -> Image:
     """Return a copy of an index as one commit left it.
 
     Raises:
-        LedgerError: If no copy can be made for ten minutes.
+        LedgerError: If no copy can be made for a minute.
         LedgerDamagedError: If the file is not a database.
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    # Some attempts also if the process was stopped until after the deadline.
-    for attempt in itertools.count():
-        if attempt >= _ATTEMPTS and time.monotonic() > deadline:
-            break
-        image = None if _is_changing(path) else _copy(path)
-        if image is not None:
-            return image
-        time.sleep(_PAUSE_SECONDS)
-    return _locked_copy(path)
+    began = time.monotonic()
+    with _Quiet(path.parent) as quiet:
+        # Some attempts also if the process was stopped until after the deadline.
+        for attempt in itertools.count():
+            waited = time.monotonic() - began
+            late = attempt >= _ATTEMPTS and waited > _PATIENCE_SECONDS
+            if late:
+                quiet.ask()
+            if attempt >= 2 * _ATTEMPTS and waited > _DEADLINE_SECONDS:
+                break
+            try:
+                image = _copy(path)
+            except LedgerDamagedError:
+                # Half of a commit can look like damage, but not for long.
+                if late:
+                    raise
+                image = None
+            if image is not None:
+                return image
+            time.sleep(_PAUSE_SECONDS)
+    raise LedgerError(f"{path} changes too fast to be read; try again")
 
 
 def _copy(path: Path) -> Image | None:
-    """Return a copy of an index; None if it was changed at the same time."""
+    """Return a copy of an index; None if a commit ended at the same time."""
     stamp, now = _stamp_of(path), time.time_ns()
+    journal = read_journal(path)
     try:
         with sqlite_errors(path), _unlocked(path) as connection:
             version = _user_version(connection)
             content = connection.serialize()
     except LedgerDamagedError:
-        # Half of a commit looks like damage. A copy under a lock tells them apart.
+        if journal is None:
+            raise
+        # The commit writes the first page before the pages that it counts.
+        version, content = -1, _plain_bytes(path)
+    after = read_journal(path)
+    if journal is None:
+        if (
+            after is not None
+            or _stamp_of(path) != stamp
+            or not _has_version(path, version)
+        ):
+            return None
+        settled = now - max(stamp[3:]) > _CLOCK_TICK_NS
+        return _image_of(path, content, stamp, version, settled=settled)
+    if after is None or after.header != journal.header:
         return None
-    if (
-        _is_changing(path)
-        or _stamp_of(path) != stamp
-        or not _has_version(path, version)
-    ):
+    undone = journal.undo(content)
+    if undone is None:
         return None
-    settled = now - max(stamp[3:]) > _CLOCK_TICK_NS
-    return _image_of(path, content, stamp, version, settled=settled)
+    return _image_of(path, undone, stamp, version, journal)
 
 
-def _locked_copy(path: Path) -> Image:
-    """Return a copy of an index, made while no writer can commit.
+def _plain_bytes(path: Path) -> bytes:
+    """Return the bytes of an index that SQLite cannot read.
 
-    This is for the two cases in which copies without a lock fail. A killed writer has
-    left a change, which SQLite rolls back here. Or commits come so fast that each copy
-    meets one.
+    By another process: whoever closes a plain file gives up the locks that other
+    connections of the same process hold on it.
     """
-    with (
-        sqlite_errors(path),
-        contextlib.closing(
-            sqlite3.connect(
-                uri_of(path, "mode=rw"),
-                uri=True,
-                isolation_level=None,
-                timeout=TIMEOUT_SECONDS,
-            )
-        ) as connection,
-    ):
-        # SQLite syncs the index before it removes the journal.
-        connection.execute("PRAGMA synchronous=EXTRA")
-        connection.execute("BEGIN")
-        version = _user_version(connection)
-        stamp = _stamp_of(path)
-        content = connection.serialize()
-    return _image_of(path, content, stamp, version, settled=False)
+    done = subprocess.run(
+        ["cat", str(path.absolute())], capture_output=True, check=False
+    )
+    return done.stdout
+
+
+class _Quiet:
+    """A reader's question to the writer not to commit for a moment.
+
+    It is a lock on the folder, which a reader without the right to write can take, too.
+    SQLite knows nothing of it, so the writer need not respect it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor = -1
+        self._asked = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def ask(self) -> None:
+        """Ask, unless the writer is just looking whether somebody does."""
+        if self._asked:
+            return
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._folder, _FOLDER_FLAGS)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._asked = True
+
+
+def is_quiet_asked(path: Path) -> bool:
+    """Return whether a reader of an index asks for quiet."""
+    try:
+        descriptor = os.open(path.parent, _FOLDER_FLAGS)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _image_of(
-    path: Path, content: bytes, stamp: Stamp, version: int, *, settled: bool
+    path: Path,
+    content: bytes,
+    stamp: Stamp,
+    version: int,
+    journal: Journal | None = None,
+    *,
+    settled: bool = False,
 ) -> Image:
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with sqlite_errors(path):
         copy.deserialize(content)
         copy.execute("PRAGMA query_only=ON")
-    return Image(copy, stamp[2], stamp, version, settled)
+    size = stamp[2] if journal is None else len(content)
+    header = b"" if journal is None else journal.header
+    return Image(copy, size, stamp, version, settled, header)
 
 
 @contextlib.contextmanager
 def _unlocked(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an index without a lock.
 
-    By SQLite and not as a plain file: whoever closes a plain file gives up the locks
-    that other connections of the same process hold on it.
+    By SQLite and not as a plain file, see `_plain_bytes`.
     """
     address = uri_of(path, "mode=ro&immutable=1")
     with contextlib.closing(
@@ -178,19 +256,6 @@ def _has_version(path: Path, version: int) -> bool:
 
 def _user_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _is_changing(path: Path) -> bool:
-    """Return whether a commit writes to an index, or has been interrupted there."""
-    try:
-        with path.with_name(f"{path.name}-journal").open("rb") as journal:
-            header = journal.read(12)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise LedgerError(f"cannot read {path}: {error.strerror}") from None
-    # Zero pages: the change goes on in the writer's memory alone.
-    return header[:8] == _MAGIC and header[8:] != bytes(4)
 
 
 def _stamp_of(path: Path) -> Stamp:

@@ -1,22 +1,35 @@
 """Rows of requests and of the log of what was forgotten.
 
-Requests may be filed and cancelled by any process, also while another one is writing
-rounds: each such change is one short transaction, which touches `requests` and
-`request_head` and nothing that the writer keeps in mind.
+Any process may file or cancel a request, also while another one is writing rounds, as
+`request_files` says. The index has the rows, as far as the writer has taken the filings
+in; whoever reads adds the later filings.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from fastfedul.errors import InvalidInputError, LedgerDamagedError, RequestClosedError
+from fastfedul.errors import (
+    InvalidInputError,
+    LedgerDamagedError,
+    LedgerError,
+    RequestClosedError,
+)
 from fastfedul.ledger.protocol import now
+from fastfedul.ledger.store.folder import explain
 from fastfedul.ledger.store.index import Index
+from fastfedul.ledger.store.request_files import (
+    Filing,
+    file_of,
+    filings_after,
+    put_filing,
+)
 from fastfedul.ledger.store.schema import (
     ClientRow,
     EventRow,
+    LedgerRow,
     RequestHeadRow,
     RequestRow,
     digest_of,
@@ -29,6 +42,74 @@ from fastfedul.records import (
     LogEntry,
     RequestState,
 )
+
+
+@dataclass(slots=True)
+class _Later:
+    """What the filings change that the index does not have yet.
+
+    Attributes:
+        head: The head of the requests with them.
+        rows: New and changed rows by number.
+        answered: Requests that the writer decides now, or was about to decide.
+    """
+
+    head: RequestHeadRow
+    rows: dict[int, RequestRow] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+
+    def row(self, index: Index, number: int) -> RequestRow:
+        """Return the row of a request."""
+        return self.rows.get(number) or index.one(RequestRow, id=number)
+
+
+def _later(index: Index) -> _Later:
+    """Return what the filings change, inside `reading()` or `writing()`."""
+    later = _Later(index.one(RequestHeadRow, id=1))
+    ledger_id = index.one(LedgerRow, id=1).ledger_id
+    filings = filings_after(index.path.parent, ledger_id, later.head.num_filings)
+    for filing in filings:
+        head = later.head
+        if filing.kind == "ask" and filing.client is not None:
+            number = head.num_requests + 1
+            later.rows[number] = _asked(number, filing.client, filing)
+            head = replace(head, num_requests=number, num_waiting=head.num_waiting + 1)
+        elif filing.kind == "cancel":
+            for number in filing.requests:
+                row = later.row(index, number)
+                if row.state == "waiting":
+                    later.rows[number] = replace(
+                        row, state="cancelled", decided=filing.at
+                    )
+                    head = replace(head, num_waiting=head.num_waiting - 1)
+        else:
+            later.answered |= set(filing.requests)
+        later.head = replace(head, num_filings=head.num_filings + 1)
+    return later
+
+
+def _asked(number: int, client: int, filing: Filing) -> RequestRow:
+    return RequestRow(
+        id=number,
+        client=client,
+        asked=filing.at,
+        reason=filing.reason,
+        state="waiting",
+        decided=None,
+        answer=None,
+        event=None,
+        method=filing.method,
+        settings=filing.settings,
+    )
+
+
+def take_in(index: Index) -> _Later:
+    """Take the later filings into the index, inside `writing()`."""
+    later = _later(index)
+    if later.head != index.one(RequestHeadRow, id=1):
+        index.replace(*later.rows.values())
+        index.replace(later.head)
+    return later
 
 
 def digest_of_event(row: EventRow) -> bytes:
@@ -48,60 +129,105 @@ def read_log(index: Index) -> tuple[LogEntry, ...]:
 
 def read_requests(index: Index) -> tuple[ForgetRequest, ...]:
     """Return all requests in the order of asking, inside `reading()`."""
-    rows = index.rows(RequestRow)
+    rows = {row.id: row for row in index.rows(RequestRow)}
     head = index.one(RequestHeadRow, id=1)
-    numbers = [row.id for row in rows]
-    if numbers != list(range(1, len(rows) + 1)) or head.num_requests != len(rows):
+    if list(rows) != list(range(1, head.num_requests + 1)):
         raise _lost(index)
-    return _with_names(index, rows)
+    return _with_names(index, (rows | _later(index).rows).values())
 
 
 def waiting_requests(index: Index) -> tuple[ForgetRequest, ...]:
     """Return the requests that wait, in the order of asking, inside `reading()`."""
-    rows = index.rows(RequestRow, None, state="waiting")
+    rows = {row.id: row for row in index.rows(RequestRow, None, state="waiting")}
     if index.one(RequestHeadRow, id=1).num_waiting != len(rows):
         raise _lost(index)
-    return _with_names(index, rows)
+    rows |= _later(index).rows
+    found = [rows[number] for number in sorted(rows)]
+    return _with_names(index, (row for row in found if row.state == "waiting"))
 
 
-def put_request(
+def ask(
     index: Index,
     client: ClientRow,
     reason: str | None,
     method: str | None = None,
     settings: Mapping[str, object] | None = None,
-) -> ForgetRequest:
-    """File a request for a client that the ledger knows, inside `writing()`."""
+) -> ForgetRequest | None:
+    """File a request for a client that the ledger knows, inside `reading()`.
+
+    Returns:
+        The request; None if another process has filed something meanwhile.
+    """
     for request in waiting_requests(index):
         if request.client == client.name:
             raise InvalidInputError(
                 f"request {request.number} for client {client.name!r:.80} is waiting "
                 "already; there is nothing more to ask"
             )
-    head = index.one(RequestHeadRow, id=1)
-    number = head.num_requests + 1
-    row = RequestRow(
-        id=number,
+    filing = Filing(
+        "ask",
+        now(),
         client=client.id,
-        asked=now(),
         reason=reason,
-        state="waiting",
-        decided=None,
-        answer=None,
-        event=None,
         method=method,
         settings=json.dumps(settings, sort_keys=True) if settings else None,
     )
-    index.add(row)
-    index.replace(RequestHeadRow(1, number, head.num_waiting + 1))
+    later = _later(index)
+    if not _put(index, later, filing):
+        return None
+    row = _asked(later.head.num_requests + 1, client.id, filing)
     return _request(row, client.name)
 
 
-def waiting_for(
-    index: Index, clients: Collection[ClientId]
-) -> tuple[ForgetRequest, ...]:
-    """Return the waiting requests for some clients."""
-    return tuple(r for r in waiting_requests(index) if r.client in clients)
+def cancel(index: Index, number: int) -> ForgetRequest | None:
+    """Cancel a waiting request, inside `reading()`.
+
+    Returns:
+        The request; None if another process has filed something meanwhile.
+
+    Raises:
+        InvalidInputError: If there is no such request.
+        RequestClosedError: If it is not waiting any more.
+        LedgerError: If the writer decides it now.
+    """
+    later = _later(index)
+    row = _waiting_row(index, later, number)
+    if number in later.answered:
+        raise LedgerError(
+            f"request {number} is being answered now, or was when its writer was "
+            "killed; look with `fastfedul request list`, and if it still waits when "
+            "nobody writes, `fastfedul request apply` goes on with it"
+        )
+    filing = Filing("cancel", now(), (number,))
+    if not _put(index, later, filing):
+        return None
+    row = replace(row, state="cancelled", decided=filing.at)
+    return _request(row, index.one(ClientRow, id=row.client).name)
+
+
+def claim(index: Index, choose: Collection[ClientId] | int) -> list[ForgetRequest]:
+    """Return requests that nobody can cancel any more, inside `writing()`.
+
+    Args:
+        index: The index.
+        choose: Clients whose waiting requests are meant, or the number of a request.
+
+    Raises:
+        InvalidInputError: If there is no request of that number.
+        RequestClosedError: If it is not waiting any more.
+    """
+    while True:
+        later = take_in(index)
+        waiting = waiting_requests(index)
+        if isinstance(choose, int):
+            _waiting_row(index, later, choose)
+            found = [one for one in waiting if one.number == choose]
+        else:
+            found = [one for one in waiting if one.client in choose]
+        numbers = tuple(one.number for one in found)
+        if not found or _put(index, later, Filing("answer", now(), numbers)):
+            take_in(index)
+            return found
 
 
 def decide(
@@ -112,27 +238,38 @@ def decide(
     answer: str | None = None,
     event: int | None = None,
 ) -> ForgetRequest:
-    """End the waiting of a request, inside `writing()`.
-
-    Raises:
-        InvalidInputError: If there is no such request.
-        RequestClosedError: If it is not waiting any more.
-    """
+    """End the waiting of a claimed request, inside `writing()`."""
     head = index.one(RequestHeadRow, id=1)
-    if not 1 <= number <= head.num_requests:
-        count = head.num_requests
+    row = index.one(RequestRow, id=number)
+    row = replace(row, state=state, decided=now(), answer=answer, event=event)
+    index.replace(row)
+    index.replace(replace(head, num_waiting=head.num_waiting - 1))
+    return _request(row, index.one(ClientRow, id=row.client).name)
+
+
+def _waiting_row(index: Index, later: _Later, number: int) -> RequestRow:
+    count = later.head.num_requests
+    if not 1 <= number <= count:
         known = f"they are 1 to {count}" if count else "nobody has asked yet"
         raise InvalidInputError(f"there is no request {number}; {known}")
-    row = index.one(RequestRow, id=number)
+    row = later.row(index, number)
     if row.state != "waiting":
         raise RequestClosedError(
             f"request {number} was {row.state} at {row.decided}; only a waiting one "
             "can change"
         )
-    row = replace(row, state=state, decided=now(), answer=answer, event=event)
-    index.replace(row)
-    index.replace(replace(head, num_waiting=head.num_waiting - 1))
-    return _request(row, index.one(ClientRow, id=row.client).name)
+    return row
+
+
+def _put(index: Index, later: _Later, filing: Filing) -> bool:
+    """Return whether a filing follows those that were seen."""
+    folder, number = index.path.parent, later.head.num_filings + 1
+    ledger_id = index.one(LedgerRow, id=1).ledger_id
+    try:
+        return put_filing(folder, ledger_id, number, filing)
+    except OSError as error:
+        path = file_of(folder, number)
+        raise explain(error, path.parent, "the filing") from None
 
 
 def _with_names(index: Index, rows: Iterable[RequestRow]) -> tuple[ForgetRequest, ...]:

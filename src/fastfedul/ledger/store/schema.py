@@ -22,7 +22,7 @@ from fastfedul.records import (
 
 Value = None | int | float | str | bytes
 
-FORMAT = 4
+FORMAT = 5
 """Version of the format; a reader refuses any other."""
 
 
@@ -292,13 +292,14 @@ class RequestRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class RequestHeadRow(Row):
-    """How many requests there are, and how many of them wait."""
+    """How many requests there are, how many of them wait, and from how many filings."""
 
     table: ClassVar[str] = "request_head"
 
     id: int
     num_requests: int
     num_waiting: int
+    num_filings: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.model_arrays import write_model
+from fastfedul.ledger.store.request_rows import take_in
 from fastfedul.ledger.store.schema import (
     COUNTED,
     ClientRow,
@@ -92,6 +93,7 @@ class Transaction:
         self._continued: dict[int, int] = {}
         self._removed: set[int] = set()
         index.count_from(self.before)
+        take_in(index)
 
     def set(self, **changes: Any) -> None:
         """Change columns of the head."""
