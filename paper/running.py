@@ -26,12 +26,9 @@ from fastfedul.methods.protocol import (
     measured,
 )
 from fastfedul.records import Model
-from fastfedul.runs.comparison import (
-    find_methods,
-    questions_of,
-    retrained_model,
-)
+from fastfedul.runs.comparison import find_methods, retrained_model
 from fastfedul.runs.config import CONFIG, RunConfig
+from fastfedul.runs.exam import questions_of
 from fastfedul.runs.preparation import (
     federation_for,
     prepare,

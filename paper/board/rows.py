@@ -30,7 +30,8 @@ from fastfedul.methods.protocol import (
 from fastfedul.methods.retrain import Retrain
 from fastfedul.params import Flat, Params
 from fastfedul.records import Model
-from fastfedul.runs.comparison import find_methods, questions_of
+from fastfedul.runs.comparison import find_methods
+from fastfedul.runs.exam import questions_of
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.runs.training import train
 from paper.board.measured import Measured

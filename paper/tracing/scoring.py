@@ -16,7 +16,7 @@ import numpy as np
 from fastfedul.data.dataset import to_model_input
 from fastfedul.investigate.culprits import ranked
 from fastfedul.investigate.held_ledger import HeldLedger
-from fastfedul.investigate.inputs import Given, evidence_of, tested_by
+from fastfedul.investigate.inputs import evidence_of
 from fastfedul.investigate.leave_one_out import LeaveOut
 from fastfedul.investigate.trace import trace_with
 from fastfedul.ledger.reader import LedgerReader
@@ -25,6 +25,7 @@ from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.params import Params
 from fastfedul.records import ClientId, Model
 from fastfedul.rng import stream
+from fastfedul.runs.given import Given, tested_by
 from paper.tracing.runs import RARE, Run
 from paper.tracing.training import RARE_CLASS, train
 

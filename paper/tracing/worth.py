@@ -16,10 +16,10 @@ import numpy as np
 from fastfedul.data.dataset import to_model_input
 from fastfedul.evaluate.membership import per_example_loss
 from fastfedul.investigate.contribution import contributions_to
-from fastfedul.investigate.inputs import tested_by
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import Model
 from fastfedul.runs.config import RunConfig
+from fastfedul.runs.given import tested_by
 from fastfedul.runs.preparation import Prepared, prepare, retrain, start_workers
 from fastfedul.runs.training import train
 from paper.board.store import Line

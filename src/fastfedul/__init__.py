@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from fastfedul.report.comparison_table import ComparisonTable as ComparisonTable
     from fastfedul.report.comparison_table import compare as compare
     from fastfedul.runs.config import RunConfig as RunConfig
+    from fastfedul.runs.evaluation_source import EvaluationSource as EvaluationSource
     from fastfedul.runs.training import train as train
 
 _NAMES = {
@@ -86,6 +87,7 @@ _NAMES = {
     "methods.protocol": ("Method", "Needs", "UnlearnRequest", "UnlearnResult"),
     # a run
     "runs.config": ("RunConfig",),
+    "runs.evaluation_source": ("EvaluationSource",),
     "runs.training": ("train",),
     "investigate.trace": ("trace", "Trace"),
     "investigate.contribution": ("contributions", "Contribution"),

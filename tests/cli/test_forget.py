@@ -229,7 +229,9 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=1)
     assert "needs --validation" in one_line(unmeasured)
     images = ("--validation", tmp_path / "none.npz")
-    assert "--model" in one_line(run("forget", ledger, "ann", *images, code=1))
+    assert "ledger.federation.toml" in one_line(
+        run("forget", ledger, "ann", *images, code=1)
+    )
     run("forget", ledger, code=2)
     np.testing.assert_array_equal(model_of(ledger), before)
     listed = run_json("ledger", "clients", ledger)["clients"]
@@ -271,7 +273,6 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
         (("--method", "federaser"), "is no run whose clients could be asked"),
         (("--method", "fastest"), "unknown method 'fastest'; choose from retrain"),
         (("--method", "no.such:Method"), "cannot load the method 'no.such:Method'"),
-        (("--model", "package:function"), "needs --validation"),
         (("--max-drop", "0.1"), "needs --validation"),
         (("--validation", "x.npz", "--max-drop", "2"), "from 0 to 1"),
     ],

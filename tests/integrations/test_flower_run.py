@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,10 @@ from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.integrations.flower.run import Answering, RecordedRun
 from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.params import Array
 from fastfedul.records import KeepUse
+from fastfedul.runs import metrics_file
+from fastfedul.runs.evaluation_source import EvaluationSource, source_of
 from tests.support.s3_server import S3Server, reached, server
 
 __all__ = ["reached", "server"]
@@ -33,6 +37,7 @@ def go_on(
     arrays: str | None = None,
     budget: int | None = None,
     num_rounds: int = 1,
+    evaluate: EvaluationSource | None = None,
 ) -> None:
     """Record one more round of `a` and `b`."""
     settings = RoundSettings(
@@ -41,7 +46,8 @@ def go_on(
     answering = Answering(
         method=FastFedUL(), erase=True, certificates=path / "certificates", key=None
     )
-    run = RecordedRun(path, settings, answering, buffer_rule(None), "Two of us")
+    rule = buffer_rule(None)
+    run = RecordedRun(path, settings, answering, rule, "Two of us", evaluate)
     run.open(to_record(START, ("w",)), num_rounds)
     delta = Params.of({"w": np.ones(3, np.float32)})
     updates = (ClientUpdate("a", 0.5, delta), ClientUpdate("b", 0.5, delta))
@@ -116,3 +122,50 @@ def test_array_files_lie_on_a_store(tmp_path: Path, server: S3Server) -> None:
     with DiskLedger(path) as ledger:
         assert (ledger.files.address, ledger.num_rounds) == (address, 2)
     assert any("/arrays/" in key for key in server.objects(bucket))
+
+
+def test_a_round_is_measured_and_other_processes_are_told_how(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    module = "tests.integrations.test_flower_run"
+    own = EvaluationSource(model="x", trainer=f"{module}:make", test=f"{module}:asked")
+    go_on(path, "all")
+    go_on(path, "all", evaluate=own)
+    assert source_of(path) == own
+    [found] = metrics_file.read(metrics_file.metrics_of(path)).values()
+    assert (found.round, found.main, found.backdoor) == (1, 0.5, None)
+    with pytest.raises(InvalidInputError, match="cannot load the trainer"):
+        go_on(path, "all", evaluate=replace(own, trainer="no.such:maker"))
+    broken = replace(own, trainer=f"{module}:make_broken")
+    go_on(path, "all", evaluate=broken)
+    with DiskLedger(path) as ledger:
+        assert ledger.num_rounds == 3
+    assert list(metrics_file.read(metrics_file.metrics_of(path))) == [1]
+    with pytest.raises(InvalidInputError, match="an EvaluationSource"):
+        go_on(path, "all", evaluate="x")  # type: ignore[arg-type]
+
+
+def asked() -> tuple[list[list[float]], list[int]]:
+    return [[1.0], [1.0]], [0, 1]
+
+
+class _Always:
+    """Says class 0, or fails after the first answer."""
+
+    layout = START.params.layout
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.answered = fails, 0
+
+    def predict(self, model: Model, inputs: Array) -> Array:
+        self.answered += 1
+        if self.fails and self.answered > 1:
+            raise RuntimeError("lost its data")
+        return np.tile(np.array([1.0, 0.0], np.float32), (len(inputs), 1))
+
+
+def make(**_: object) -> _Always:
+    return _Always(fails=False)
+
+
+def make_broken(**_: object) -> _Always:
+    return _Always(fails=True)

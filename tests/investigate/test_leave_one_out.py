@@ -9,13 +9,14 @@ from fastfedul.errors import InvalidInputError
 from fastfedul.investigate.contribution import contributions_to
 from fastfedul.investigate.culprits import Step, culprits, wanted_excess
 from fastfedul.investigate.held_ledger import HeldLedger
-from fastfedul.investigate.inputs import Given, evidence_of
+from fastfedul.investigate.inputs import evidence_of
 from fastfedul.investigate.leave_one_out import LeaveOut
 from fastfedul.investigate.odds import Evidence, Odds, log_odds, p_values
 from fastfedul.investigate.trace import trace_answers
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.shared_basis import SharedBasis
 from fastfedul.methods.protocol import UnlearnRequest
+from fastfedul.runs.given import Given
 from fastfedul.testing import small_federation
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from fastfedul.data.dataset import to_model_input
 from fastfedul.errors import FastFedULError
-from fastfedul.investigate.inputs import Given
 from fastfedul.runs.config import RunConfig
+from fastfedul.runs.given import Given
 from fastfedul.runs.preparation import prepare, retrain, start_workers
 from fastfedul.testing import small_federation
 from paper.board.store import is_done, read_lines

@@ -96,6 +96,7 @@ def test_membership_and_change_are_about_the_targets_own_images(
     assert before.change == 0
     assert last.change is not None
     assert last.change > 0
+    assert found.prepared is not None
     size = found.prepared.sizes[found.forget[0]]
     assert last.membership is not None
     assert last.membership.num_members == size

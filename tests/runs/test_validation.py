@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fastfedul import (
     UnlearnRequest,
 )
 from fastfedul.params import Array
+from fastfedul.runs.evaluation_source import EvaluationSource, write_source
 from fastfedul.runs.training import RunConfig, prepare, train
 from fastfedul.runs.validation import Validation, open_validation
 
@@ -120,7 +122,7 @@ def test_the_command_reports_how_the_cleaned_model_does(run: Path, file: str) ->
     asked = ("forget", run, "client-0", "--validation", run.parent / file, "--dry-run")
     found = json.loads(fastfedul(*asked, "--json").stdout)["validation"]
     with LedgerReader(run) as ledger:
-        images = open_validation(run.parent / file, ledger, run, None)
+        images = open_validation(run.parent / file, ledger, run)
         request = UnlearnRequest(ledger, frozenset({"client-0"}))
         cleaned = Model(FastFedUL()(request).params, ledger.final.buffers)
         judged = images.judge(ledger.final, cleaned)
@@ -138,7 +140,7 @@ def test_a_result_that_loses_more_than_allowed_is_not_written(
 ) -> None:
     """Labels that the model gives before: whatever changes is lost."""
     with LedgerReader(run) as ledger:
-        images = open_validation(run.parent / "bare.npz", ledger, run, None)
+        images = open_validation(run.parent / "bare.npz", ledger, run)
         answers = images.answers(ledger.final)
         cleaned = Model(
             FastFedUL(skew=NoSkew())(
@@ -239,14 +241,24 @@ def test_the_classes_of_a_users_own_network_are_found(
         folder,
     )
     with LedgerReader(folder) as ledger:
-        images = open_validation(run.parent / "own.npz", ledger, folder, None)
+        images = open_validation(run.parent / "own.npz", ledger, folder)
         assert images.predict(ledger.final, images.inputs).shape == (200, 10)
         narrow = tmp_path / "narrow.npz"
         np.savez(narrow, images=np.zeros((2, 7, 8), np.uint8))
         with pytest.raises(InvalidInputError, match=r"\(7, 8, 1\), but .*\(8, 8, 1\)"):
-            open_validation(narrow, ledger, folder, None)
-        with pytest.raises(InvalidInputError, match="another network than the ledger"):
-            open_validation(run.parent / "own.npz", ledger, folder, "digits-cnn")
+            open_validation(narrow, ledger, folder)
+        alone = ledger_alone(folder, tmp_path, "digits-cnn")
+        with pytest.raises(InvalidInputError, match="name the right network in alone"):
+            open_validation(run.parent / "own.npz", ledger, alone)
+
+
+def ledger_alone(run: Path, folder: Path, model: str) -> Path:
+    """Return a copy of a run's ledger that is in no run, with a file that names it."""
+    alone = folder / "alone"
+    if not alone.exists():
+        shutil.copytree(run / "ledger", alone)
+    write_source(alone, EvaluationSource(model=model, test="none.npz"))
+    return alone
 
 
 def test_without_the_runs_data_the_images_are_said_not_to_fit(
@@ -254,14 +266,15 @@ def test_without_the_runs_data_the_images_are_said_not_to_fit(
 ) -> None:
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, images=np.zeros((2, 7, 8), np.uint8))
-    with LedgerReader(run) as ledger:
-        ledger_alone = run / "ledger"
-        images = open_validation(run.parent / "own.npz", ledger, ledger_alone, "auto")
+    alone = ledger_alone(run, tmp_path, "auto")
+    with LedgerReader(alone) as ledger:
+        images = open_validation(run.parent / "own.npz", ledger, alone)
         assert len(images.inputs) == 200
         with pytest.raises(InvalidInputError, match=r"\(7, 8, 1\), which do not fit"):
-            open_validation(narrow, ledger, ledger_alone, "auto")
+            open_validation(narrow, ledger, alone)
+        ledger_alone(run, tmp_path, "no.such.module:build")
         with pytest.raises(InvalidInputError, match="cannot load the model"):
-            open_validation(narrow, ledger, ledger_alone, "no.such.module:build")
+            open_validation(narrow, ledger, alone)
 
 
 @pytest.mark.parametrize("path", ["run", "ledger"])
@@ -273,9 +286,9 @@ def test_pixels_of_another_scale_are_refused(
         images, labels = arrays["images"], arrays["labels"]
     dark = tmp_path / "dark.npz"
     np.savez(dark, images=images // 16, labels=labels)
-    place, network = (run, None) if path == "run" else (run / "ledger", "auto")
+    place = run if path == "run" else ledger_alone(run, tmp_path, "auto")
     with LedgerReader(run) as ledger:
         with pytest.raises(InvalidInputError, match=r"up to 15, .* up to 255"):
-            open_validation(dark, ledger, place, network)
+            open_validation(dark, ledger, place)
         np.savez(dark, images=images / 255.0, labels=labels)
-        assert len(open_validation(dark, ledger, place, network).inputs) == 200
+        assert len(open_validation(dark, ledger, place).inputs) == 200

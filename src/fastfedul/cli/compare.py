@@ -22,6 +22,7 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import InvalidInputError
+from fastfedul.ledger.store.folder import INDEX, find_ledger
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 
 if TYPE_CHECKING:
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 USUAL_METHODS = ",".join(SHOWN_BY_DEFAULT)
 
-RunPath = Annotated[Path, typer.Argument(help="A finished run.", metavar="RUN")]
+RunPath = Annotated[
+    Path, typer.Argument(help="A finished run, or a ledger.", metavar="RUN")
+]
 ForgetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--forget", help="Whom to forget; may be repeated. The attackers by default."
+        "--forget",
+        help="Whom to forget; may be repeated. The attackers of a run by default.",
     ),
 ]
 MethodsOption = Annotated[
@@ -55,7 +59,8 @@ SetOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", help=f"Where the page goes; RUN/{PAGE}.")
+    Path | None,
+    typer.Option("--out", help=f"Where the page goes; RUN/{PAGE} or LEDGER.{PAGE}."),
 ]
 SeedsOption = Annotated[
     str | None,
@@ -92,6 +97,9 @@ def compare_methods(
     everything else: seed, split, draws, initial model. It is done once and kept in the
     run. Methods that ask clients to train take longer. The command writes a page with
     pictures beside the numbers.
+
+    A ledger outside a run, such as a Flower server's, needs `LEDGER.federation.toml`.
+    There is no retrained model then, and methods that ask clients are left out.
 
     Examples: `fastfedul compare my-run --methods all`,
     `fastfedul compare my-run --methods fast-fedul,my_module:MyMethod`,
@@ -150,10 +158,13 @@ def _found_for_report(
 ) -> ComparisonTable:
     from fastfedul.report.comparison_table import table_of
     from fastfedul.runs.comparison import active_attackers, look_back
+    from fastfedul.runs.evaluation_source import run_at
     from fastfedul.runs.preparation import prepare
     from fastfedul.runs.training import load_config
 
-    if forget or active_attackers(path, prepare(load_config(path))):
+    run = run_at(path)
+    prepared = prepare(load_config(run)) if run else None
+    if forget or active_attackers(path, prepared):
         return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
     with task_progress("loading") as say:
         return table_of(look_back(path, say))
@@ -244,7 +255,8 @@ def check_file(path: Path, file: Path | None, option: str, suffix: str) -> None:
         return
     place, run = file.resolve(), path.resolve()
     own = place.is_relative_to(run) and place.exists() and place.suffix != suffix
-    if own or place.is_relative_to(run / "ledger"):
+    ledgers = (run, run / "ledger")
+    if own or any((p / INDEX).exists() and place.is_relative_to(p) for p in ledgers):
         raise InvalidInputError(
             f"{option} {file} is a place of the run itself; name a file that ends in "
             f"{suffix}"
@@ -259,10 +271,21 @@ def write_page(path: Path, found: ComparisonTable, out_file: Path | None) -> Pat
     from fastfedul.report.of_run import report_of
     from fastfedul.report.page import write_html
 
-    page = out_file or path / PAGE
+    page = out_file or page_of(path)
     with err().status("drawing the report"):
         write_html(page, report_of(path, found.comparison))
     return page
+
+
+def page_of(path: Path) -> Path:
+    """Return where the page of a run goes, or of a ledger outside a run."""
+    from fastfedul.runs.evaluation_source import run_at
+
+    run = run_at(path)
+    if run is not None:
+        return run / PAGE
+    ledger = find_ledger(path).absolute()
+    return ledger.with_name(f"{ledger.name}.{PAGE}")
 
 
 def _page_or_warning(
@@ -285,7 +308,7 @@ def comparison_json(found: ComparisonTable, page: Path | None) -> dict[str, Any]
     return {
         "rows": [dict(row) for row in found.rows],
         "means": [means.to_json() for means in found.means],
-        "seeds": list(found.seeds),
+        "seeds": [seed for seed in found.seeds if seed is not None],
         "forget": list(found.forget),
         "damping": own.damping,
         "refused": dict(found.refused),

@@ -10,7 +10,6 @@ import typer
 from fastfedul.cli.compare import check_page
 from fastfedul.cli.evaluate import show_proportion
 from fastfedul.cli.investigation import (
-    Network,
     PageFile,
     RunOrLedger,
     name_page,
@@ -35,7 +34,8 @@ def show_contributions(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Clean images with labels to measure on. [the run's test images]",
+            help="Clean images with labels to measure on. [the test examples of the "
+            "run or ledger]",
             metavar="FILE.npz",
         ),
     ] = None,
@@ -47,7 +47,6 @@ def show_contributions(
             metavar="N",
         ),
     ] = 0,
-    network: Network = None,
     out_file: PageFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -63,7 +62,7 @@ def show_contributions(
 
     check_page(path, out_file)
     with task_progress("reading the ledger") as say:
-        found = contributions(path, data, shapley=shapley, model=network, say=say)
+        found = contributions(path, data, shapley=shapley, say=say)
     if out_file is not None:
         from fastfedul.report.contribution_page import write_contribution
 

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from fastfedul.cli.options import RunPath
 from fastfedul.cli.output import JsonFlag, print_facts, print_json
 from fastfedul.evaluate.intervals import Proportion
 
 
 def evaluate_run(
-    path: Annotated[Path, typer.Argument(help="A run.", metavar="RUN")],
+    path: RunPath,
     json: JsonFlag = False,
 ) -> None:
-    """Measure the current model of a run: accuracy, and attack success.
+    """Measure the current model of a run or ledger: accuracy, and attack success.
 
     The accuracy is the share of right answers on clean test images. The attack success
     is measured on images that nobody trained on; none belongs to the attackers' class.
     Intervals are 95 % Wilson intervals. The last line shows how likely optimal keeping
     of half the updates keeps an attacker's update and another client's update.
-    """
-    from fastfedul.evaluate.comparison import ask, score
-    from fastfedul.ledger.reader import LedgerReader
-    from fastfedul.runs.comparison import keeping_of, questions_of
-    from fastfedul.runs.preparation import prepare
-    from fastfedul.runs.training import load_config
 
-    prepared = prepare(load_config(path))
-    questions = questions_of(prepared)
+    For a ledger outside a run, `LEDGER.federation.toml` names the network and the test
+    examples; `Recorded(..., evaluate=...)` writes this file.
+    """
+    from fastfedul.ledger.reader import LedgerReader
+    from fastfedul.runs.comparison import keeping_of
+    from fastfedul.runs.exam import exam_of
+
     with LedgerReader(path) as ledger:
+        exam = exam_of(ledger, path)
         model, rounds = ledger.final, ledger.num_rounds
-        keeping = keeping_of(ledger, prepared.attack.attackers)
+        keeping = keeping_of(ledger, exam.attackers)
         states = {name: entry.state for name, entry in ledger.clients().items()}
-    main, backdoor = score(ask(prepared.trainer.predict, model, questions), questions)
+    main, backdoor = exam.score(model)
+    run = exam.prepared
     if json:
         print_json(
             {
@@ -45,8 +42,8 @@ def evaluate_run(
                 "backdoor_count": _count(backdoor),
                 "backdoor_interval": backdoor.interval if backdoor else None,
                 "rounds": rounds,
-                "clients": list(prepared.names),
-                "attackers": list(prepared.attack.attackers),
+                "clients": list(run.names if run else states),
+                "attackers": list(exam.attackers),
                 "keeping": {
                     "budget": keeping.num_kept,
                     "attackers": keeping.attackers,
@@ -57,18 +54,18 @@ def evaluate_run(
         )
         return
     facts = [
-        ("rounds", f"{rounds} of {prepared.config.rounds}"),
+        ("rounds", f"{rounds} of {run.config.rounds}" if run else str(rounds)),
         ("accuracy", show_proportion(main)),
     ]
     if backdoor:
         facts.append(("attack success", show_proportion(backdoor)))
-        facts.append(("attackers", ", ".join(prepared.attack.attackers)))
+        facts.append(("attackers", ", ".join(exam.attackers)))
     if keeping.attackers is not None and keeping.others is not None:
         chances = f"{keeping.attackers:.2f}, others' {keeping.others:.2f}"
         facts.append(
             (f"optimal keeping of {keeping.num_kept} a round", f"attackers' {chances}")
         )
-    print_facts(f"Run {path}", facts)
+    print_facts(f"{'Run' if run else 'Ledger'} {path}", facts)
 
 
 def show_proportion(proportion: Proportion | None) -> str:

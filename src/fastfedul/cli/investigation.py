@@ -9,16 +9,7 @@ import typer
 
 from fastfedul.cli.output import out, warn
 
-RunOrLedger = Annotated[
-    Path, typer.Argument(help="A run, or a ledger with --model.", metavar="RUN")
-]
-Network = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Network of a ledger that is in no run: package.module:function.",
-    ),
-]
+RunOrLedger = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 PageFile = Annotated[
     Path | None, typer.Option("--out", help="Also write an HTML page to this file.")
 ]

@@ -33,15 +33,6 @@ JUDGING_OPTIONS: dict[str, Any] = {
             rich_help_panel=_PANEL,
         ),
     ],
-    "network": Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="With --validation and a ledger that is in no run: its network, "
-            "package.module:function.",
-            rich_help_panel=_PANEL,
-        ),
-    ],
 }
 """Options of a `Judge`, for `with_options`."""
 
@@ -58,15 +49,13 @@ class Judge:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         file, max_drop = options["validation"], options["max_drop"]
-        network = options["network"]
-        for option, value in (("--max-drop", max_drop), ("--model", network)):
-            if value is not None and file is None:
-                raise InvalidInputError(f"{option} needs --validation FILE.npz")
+        if max_drop is not None and file is None:
+            raise InvalidInputError("--max-drop needs --validation FILE.npz")
         if not 0 <= (max_drop or 0.0) <= 1:
             raise InvalidInputError(
                 f"--max-drop is a share from 0 to 1, not {max_drop}"
             )
-        self._file, self._max_drop, self._network = file, max_drop, network
+        self._file, self._max_drop = file, max_drop
         self._images: Any = None
         self.found: dict[str, Any] | None = None
 
@@ -76,7 +65,7 @@ class Judge:
             # Needs the extra `torch`, which forgetting otherwise does not.
             from fastfedul.runs.validation import open_validation
 
-            self._images = open_validation(self._file, ledger, path, self._network)
+            self._images = open_validation(self._file, ledger, path)
 
     def __call__(self, before: Model, after: Model) -> None:
         """Judge a cleaned model.

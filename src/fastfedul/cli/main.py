@@ -90,6 +90,8 @@ def _verbs() -> list[Verb]:
              "Make or show the key that signs, and trust others' keys."),
         Verb("methods", _FORGET, "methods:show_methods",
              "List the methods with their needs."),
+        Verb("status", _KEEP, "status:show_status",
+             "Show how a run or ledger is doing, and what to do next."),
         Verb("ledger", _KEEP, "ledger.verbs:app",
              "Look at a ledger; verify, compact, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",

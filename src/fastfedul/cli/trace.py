@@ -10,7 +10,6 @@ import typer
 
 from fastfedul.cli.compare import check_page
 from fastfedul.cli.investigation import (
-    Network,
     PageFile,
     RunOrLedger,
     name_page,
@@ -50,8 +49,8 @@ def trace_inputs(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Clean images with their true labels to compare with. [the run's test "
-            "images]",
+            help="Clean images with their true labels to compare with. [the "
+            "test examples of the run or ledger]",
             metavar="FILE.npz",
         ),
     ] = None,
@@ -62,7 +61,6 @@ def trace_inputs(
             metavar="N",
         ),
     ] = None,
-    network: Network = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -90,9 +88,7 @@ def trace_inputs(
         raise InvalidInputError("--quiet and --json exclude each other; choose one")
     check_page(path, out_file)
     with task_progress("reading the ledger") as say:
-        found = trace(
-            path, inputs, reference=reference, backdoor=backdoor, model=network, say=say
-        )
+        found = trace(path, inputs, reference=reference, backdoor=backdoor, say=say)
     if out_file is not None:
         from fastfedul.report.trace_page import write_trace
 

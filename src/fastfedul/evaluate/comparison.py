@@ -69,8 +69,9 @@ class Evaluation:
         main: Accuracy on clean test images.
         backdoor: Attack success; None without an attack.
         membership: Membership inference on the images of the clients to forget.
-        closeness: Distance and angles to the retrained model.
-        kl: Divergence of the predictions from the retrained model's, on test images.
+        closeness: Distance and angles to the retrained model; None if there is none.
+        kl: Divergence of the predictions from the retrained model's, on test images;
+            None if there is none.
         change: Mean distance of the predictions on the target's images from before.
         seconds: Time of the method.
         client_calls: Number of computations that clients had to do.
@@ -115,7 +116,7 @@ def evaluate(
     questions: Questions,
     *,
     before: Answers,
-    reference: Answers,
+    reference: Answers | None,
     seconds: float,
     client_calls: int = 0,
     history_bytes: int = 0,
@@ -127,7 +128,8 @@ def evaluate(
         answers: The model's answers.
         questions: The examples.
         before: Answers of the model that still remembers.
-        reference: Answers of the model retrained without the target.
+        reference: Answers of the model retrained without the target; None if nobody
+            can retrain.
         seconds: Time of the method.
         client_calls: Number of computations that clients had to do.
         history_bytes: Bytes read from the ledger.
@@ -139,13 +141,16 @@ def evaluate(
             per_example_loss(answers.target, questions.target_labels),
             per_example_loss(answers.test, questions.test_labels),
         )
+    near = None
+    if reference is not None:
+        near = closeness(answers.model.params, reference.model.params)
     return Evaluation(
         method=method,
         main=main,
         backdoor=backdoor,
         membership=remembered,
-        closeness=closeness(answers.model.params, reference.model.params),
-        kl=prediction_kl(reference.test, answers.test),
+        closeness=near,
+        kl=prediction_kl(reference.test, answers.test) if reference else None,
         change=prediction_change(before.target, answers.target),
         seconds=seconds,
         client_calls=client_calls,

@@ -27,7 +27,6 @@ from fastfedul.evaluate.metrics import Floats, checked_logits, predicted_classes
 from fastfedul.federation.trainer import Inputs, Labels
 from fastfedul.investigate.culprits import Tell
 from fastfedul.investigate.held_ledger import HeldLedger
-from fastfedul.investigate.inputs import Given, given_in_file, prepared_run, tested_by
 from fastfedul.investigate.leave_one_out import LITTLE_KEPT, LeaveOut
 from fastfedul.investigate.odds import Predict
 from fastfedul.ledger.protocol import Ledger
@@ -35,6 +34,7 @@ from fastfedul.ledger.reader import LedgerReader
 from fastfedul.limits import require_number
 from fastfedul.records import ClientId, Model
 from fastfedul.rng import stream
+from fastfedul.runs.given import Given, given_in_file, known_test
 
 CUT_OFF = 0.01
 """Accuracy left to gain below which the rest of a permutation adds nothing."""
@@ -105,17 +105,15 @@ def contributions(
     data: Path | str | None = None,
     *,
     shapley: int = 0,
-    model: str | None = None,
     say: Tell = lambda what, done, total: None,
 ) -> Contribution:
     """Return what every client of a run is worth to its model; nothing changes.
 
     Args:
-        path: A run, or a ledger with `model`.
-        data: An `.npz` file with clean `images` and `labels`; None for the run's test
-            examples.
+        path: A run, or a ledger.
+        data: An `.npz` file with clean `images` and `labels`; None for the test
+            examples of the run or ledger.
         shapley: Number of permutations of the Shapley values; 0 for none.
-        model: Network of a ledger that is in no run, `package.module:function`.
         say: Told how far it is.
 
     Raises:
@@ -126,15 +124,15 @@ def contributions(
     place = Path(path)
     with LedgerReader(place) as ledger:
         if data is not None:
-            given = given_in_file(Path(data), ledger, place, model)
+            given = given_in_file(Path(data), ledger, place)
         else:
-            prepared = prepared_run(place)
-            if prepared is None:
+            known = known_test(ledger, place)
+            if known is None:
                 raise InvalidInputError(
                     f"the data of {place} are not here; give clean images with labels "
                     "as --data FILE.npz"
                 )
-            given = tested_by(prepared)
+            given = known
         return contributions_to(ledger, given, shapley=shapley, say=say)
 
 

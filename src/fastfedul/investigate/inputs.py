@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fastfedul.data.dataset import Images, to_model_input
-from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.federation.trainer import Labels, Trainer
+from fastfedul.data.dataset import to_model_input
+from fastfedul.errors import InvalidInputError
 from fastfedul.investigate.odds import Evidence
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.limits import require_number
 from fastfedul.rng import stream
-from fastfedul.runs.config import CONFIG
-from fastfedul.runs.preparation import Prepared, prepare
+from fastfedul.runs.evaluation_source import run_at
+from fastfedul.runs.given import Given
+from fastfedul.runs.preparation import prepare
 from fastfedul.runs.training import load_config
-from fastfedul.runs.validation import open_images
 
 MOST_CLEAN = 100
 """Clean inputs of one answer that the unwanted answers are compared with."""
 
 MOST_BAD = 1_000
 """Unwanted answers that are looked at; of more, a random choice."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Given:
-    """Examples as they were given, with the trainer that answers them.
-
-    Attributes:
-        examples: Images, uint8 of (number, height, width, channels); or rows.
-        labels: Their labels; None if nobody knows.
-        trainer: Gives the logits of a model.
-        source: Where they come from, in words.
-    """
-
-    examples: Images
-    labels: Labels | None
-    trainer: Trainer
-    source: str
-
-
-def given_in_file(file: Path, ledger: Ledger, path: Path, network: str | None) -> Given:
-    """Return the examples of an `.npz` file with `images` and perhaps `labels`.
-
-    Raises:
-        InvalidInputError: If the file does not fit the run's network.
-    """
-    found = open_images(file, ledger, path, network)
-    return Given(found.images, found.labels, found.trainer, file.name)
-
-
-def prepared_run(path: Path) -> Prepared | None:
-    """Return the data of a run; None for a ledger alone, or without its data here."""
-    if not (path / CONFIG).is_file():
-        return None
-    try:
-        return prepare(load_config(path))
-    except FastFedULError:
-        return None
 
 
 def backdoor_of(path: Path, ledger: Ledger, count: int) -> Given:
@@ -70,7 +31,7 @@ def backdoor_of(path: Path, ledger: Ledger, count: int) -> Given:
         InvalidInputError: If the run has no attack, or the attack works on none.
     """
     require_number("--backdoor", count, least=1, whole=True)
-    prepared = prepare(load_config(path))
+    prepared = prepare(load_config(run_at(path) or path))
     images, labels = prepared.backdoor.images, prepared.backdoor.labels
     if not len(labels):
         raise InvalidInputError(
@@ -88,14 +49,6 @@ def backdoor_of(path: Path, ledger: Ledger, count: int) -> Given:
     chosen = np.sort(rng.permutation(works)[:count])
     return Given(
         images[chosen], labels[chosen], prepared.trainer, "the run's backdoor images"
-    )
-
-
-def tested_by(prepared: Prepared) -> Given:
-    """Return the run's own test examples."""
-    data = prepared.dataset
-    return Given(
-        data.test_images, data.test_labels, prepared.trainer, "the run's test examples"
     )
 
 

@@ -22,14 +22,7 @@ from fastfedul.investigate.culprits import (
     wanted_excess,
 )
 from fastfedul.investigate.held_ledger import HeldLedger
-from fastfedul.investigate.inputs import (
-    Given,
-    backdoor_of,
-    evidence_of,
-    given_in_file,
-    prepared_run,
-    tested_by,
-)
+from fastfedul.investigate.inputs import backdoor_of, evidence_of
 from fastfedul.investigate.leave_one_out import LITTLE_KEPT, LeaveOut
 from fastfedul.investigate.odds import Evidence, p_values
 from fastfedul.investigate.trajectory import trajectory_scores
@@ -37,6 +30,7 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
+from fastfedul.runs.given import Given, given_in_file, known_test
 
 NOBODY = "nobody stands out"
 
@@ -132,19 +126,17 @@ def trace(
     *,
     reference: Path | str | None = None,
     backdoor: int | None = None,
-    model: str | None = None,
     say: Tell = lambda what, done, total: None,
 ) -> Trace:
     """Return whom the unwanted answers of a model come from; nothing changes.
 
     Args:
-        path: A run, or a ledger with `model`.
+        path: A run, or a ledger.
         inputs: An `.npz` file with `images` that the model answers wrongly. Its
             `labels`, if any, are the unwanted answers.
         reference: An `.npz` file with clean `images` and their true `labels`; None for
-            the run's test examples, if they are on this machine.
+            the test examples of the run or ledger, if they are on this machine.
         backdoor: Number of the run's own backdoor images to trace instead of `inputs`.
-        model: Network of a ledger that is in no run, `package.module:function`.
         say: Told how far it is.
 
     Raises:
@@ -167,12 +159,12 @@ def trace(
             bad = backdoor_of(place, ledger, backdoor)
         else:
             assert inputs is not None
-            bad = given_in_file(Path(inputs), ledger, place, model)
+            bad = given_in_file(Path(inputs), ledger, place)
         clean = None
         if reference is not None:
-            clean = given_in_file(Path(reference), ledger, place, model)
-        elif (prepared := prepared_run(place)) is not None:
-            clean = tested_by(prepared)
+            clean = given_in_file(Path(reference), ledger, place)
+        else:
+            clean = known_test(ledger, place)
         return trace_answers(ledger, bad, clean, say=say)
 
 

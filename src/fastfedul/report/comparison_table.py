@@ -59,7 +59,7 @@ class ComparisonTable:
         rows: A mapping for each seed and model, with the keys of `compare --json`:
             `before`, `retrained`, then a row for each method.
         forget: Clients that the methods forgot.
-        seeds: Seeds of the runs.
+        seeds: Seeds of the runs; None for a ledger outside a run.
         refused: Methods that could not be used or failed, and why.
         caveats: Sentences on limits of some of the methods.
         comparison: The whole result on the run itself.
@@ -67,7 +67,7 @@ class ComparisonTable:
 
     rows: tuple[ModelRow, ...]
     forget: tuple[ClientId, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int | None, ...]
     refused: Mapping[str, str]
     caveats: tuple[str, ...]
     comparison: Comparison
@@ -225,15 +225,16 @@ def compare(
     seeds: Sequence[int] = (),
     say: Say = lambda what, done, total: None,
 ) -> ComparisonTable:
-    """Forget clients of a finished run in every way asked for; return a table.
+    """Forget clients of a run or ledger in every way asked for; return a table.
 
-    The run stays as it is. The table begins with the model before and with a model
-    that was retrained without the clients. A method that cannot be used here, or fails,
-    is left out and named in `refused`; if none is left, that is an error.
+    It stays as it is. The table begins with the model before and, for a run, with a
+    model that was retrained without the clients. A method that cannot be used here, or
+    fails, is left out and named in `refused`; if none is left, that is an error.
 
     Args:
-        run: Folder of a run, or the summary that `train` returned.
-        forget: Clients to forget; by default the attackers that are still there.
+        run: Folder of a finished run, the summary that `train` returned, or a ledger
+            beside which an `EvaluationSource` lies.
+        forget: Clients to forget; by default a run's attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
@@ -288,7 +289,7 @@ def table_of(comparison: Comparison) -> ComparisonTable:
     return ComparisonTable(
         rows=rows_of(comparison),
         forget=comparison.forget,
-        seeds=(comparison.prepared.config.seed,),
+        seeds=(comparison.seed,),
         refused=comparison.refused,
         caveats=comparison.caveats,
         comparison=comparison,

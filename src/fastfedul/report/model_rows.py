@@ -86,12 +86,12 @@ class ModelMeans:
 
     Attributes:
         method: How the models came about.
-        seeds: Seeds that have a model of this kind.
+        seeds: Seeds that have a model of this kind; None for a ledger outside a run.
         measures: A spread for each of `MEASURES`; None where no seed has the number.
     """
 
     method: str
-    seeds: tuple[int, ...]
+    seeds: tuple[int | None, ...]
     measures: Mapping[str, Spread | None]
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _model_row(comparison: Comparison, found: Evaluation) -> ModelRow:
             "mia_auc_interval": member.auc_interval if member else None,
             "kl": found.kl,
             "prediction_change": found.change,
-            "seed": comparison.prepared.config.seed,
+            "seed": comparison.seed,
             "settings": dict(comparison.used.get(found.method, {})),
         }
     )

@@ -22,8 +22,8 @@ from fastfedul.report.content import (
 )
 from fastfedul.runs import metrics_file
 from fastfedul.runs.comparison import Comparison
+from fastfedul.runs.config import RunConfig
 from fastfedul.runs.options import OptionField, flag_of, option_fields
-from fastfedul.runs.training import METRICS
 
 _EXAMPLES = 8
 
@@ -53,7 +53,7 @@ def row_of(evaluation: Evaluation) -> Row:
 
 def report_of(folder: Path, comparison: Comparison) -> Report:
     """Return the report of a run and its comparison."""
-    config = comparison.prepared.config
+    prepared = comparison.prepared
     with LedgerReader(folder) as ledger, ledger.snapshot():
         contributions = _contributions(ledger)
         gone = {
@@ -62,8 +62,8 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
             if entry.state != "active"
         }
     # The compared models forget their clients after the last round.
-    forgotten = {**dict.fromkeys(comparison.forget, config.rounds), **gone}
-    points = metrics_file.read(folder / METRICS).values()
+    forgotten = {**dict.fromkeys(comparison.forget, comparison.rounds), **gone}
+    points = metrics_file.read(metrics_file.metrics_of(folder)).values()
     seen = comparison.reaction
     return Report(
         title=_title(comparison),
@@ -79,17 +79,34 @@ def report_of(folder: Path, comparison: Comparison) -> Report:
         removed_by_layer=seen.removed_by_layer if seen else (),
         contributions=contributions,
         examples=_examples(comparison),
-        settings={
-            flag_of(option): _setting_text(place, value)
-            for (option, value), place in zip(
-                config.to_options().items(),
-                option_fields(type(config)).values(),
-                strict=True,
-            )
-        },
-        commands=_commands(config.to_toml(), comparison),
+        settings=_settings(prepared.config) if prepared else _kept(folder),
+        commands=_commands(folder, comparison),
         notes=_notes(comparison),
     )
+
+
+def _settings(config: RunConfig) -> dict[str, object]:
+    """Return the options of a run."""
+    fields = option_fields(type(config)).values()
+    options = zip(config.to_options().items(), fields, strict=True)
+    return {
+        flag_of(option): _setting_text(place, value)
+        for (option, value), place in options
+    }
+
+
+def _kept(folder: Path) -> dict[str, object]:
+    """Return what a ledger outside a run tells of its training."""
+    with LedgerReader(folder) as ledger:
+        own = ledger.settings
+        return {
+            "rounds": ledger.num_rounds,
+            "parameters": own.layout.size,
+            "aggregation": own.aggregation,
+            "server": str(own.optimizer or "adds the aggregate"),
+            "keeps": own.history,
+            "stored as": own.update_dtype,
+        }
 
 
 def _setting_text(place: OptionField, value: object) -> object:
@@ -106,20 +123,21 @@ def _setting_text(place: OptionField, value: object) -> object:
 
 
 def _title(comparison: Comparison) -> str:
-    names, data = ", ".join(comparison.forget), comparison.prepared.config.data.source
+    names, data = ", ".join(comparison.forget), comparison.subject
     if comparison.rows[0].method != NOW:
         return f"Forgetting {names} from a model of {data}"
     return f"A model of {data}" + (f" without {names}" if names else "")
 
 
 def _summary(comparison: Comparison) -> tuple[str, ...]:
-    config, attack = comparison.prepared.config, comparison.prepared.attack
-    who = ", ".join(comparison.forget)
-    count = len(comparison.prepared.clients)
-    first = f"{count} clients trained one model together over {config.rounds} rounds."
-    if attack.kind == "none":
+    prepared, who = comparison.prepared, ", ".join(comparison.forget)
+    first = (
+        f"{comparison.num_clients} clients trained one model together over "
+        f"{comparison.rounds} rounds."
+    )
+    attack = prepared.attack if prepared else None
+    if attack is not None and attack.kind == "none":
         return (first, f"{who} was honest and leaves.") if who else (first,)
-    bad = ", ".join(attack.attackers)
     methods = _methods(comparison)
     if not who:
         then = "Nobody was forgotten."
@@ -129,6 +147,9 @@ def _summary(comparison: Comparison) -> tuple[str, ...]:
         then = f"The server then forgot {who} from its records alone."
     else:
         then = f"Then {who} was forgotten, in every way that the table shows."
+    if attack is None:
+        return first, then
+    bad = ", ".join(attack.attackers)
     return (
         first,
         f"{bad} attacked it ({attack.kind}): attacked images are to be taken for class "
@@ -153,11 +174,17 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
             f"{keeping.attackers:.2f} and another client's with {keeping.others:.2f}; "
             "the paper's Lemma 3 says that the attacker's is kept more often."
         )
-    notes.append(
-        "Membership inference compares the loss on the forgotten clients' own training "
-        "images, poisoned ones included, with that on test images; compare the methods "
-        "with the retrained model rather than with 0.5."
-    )
+    if comparison.prepared is None:
+        notes.append(
+            "The server cannot retrain, because the clients have the data. So the page "
+            "does not show how near forgetting comes to retraining."
+        )
+    else:
+        notes.append(
+            "Membership inference compares the loss on the forgotten clients' own "
+            "training images, poisoned ones included, with that on test images; "
+            "compare the methods with the retrained model rather than with 0.5."
+        )
     notes += comparison.caveats
     notes += [f"Left out: {n}: {why}" for n, why in comparison.refused.items()]
     return tuple(notes)
@@ -187,6 +214,8 @@ def _contributions(ledger: LedgerReader) -> Contributions:
 
 def _examples(comparison: Comparison) -> ExampleImages | None:
     prepared = comparison.prepared
+    if prepared is None:
+        return None
     attacked = prepared.attack.kind != "none" and len(prepared.backdoor.labels)
     if not attacked or not prepared.dataset.is_images:
         return None
@@ -195,20 +224,23 @@ def _examples(comparison: Comparison) -> ExampleImages | None:
     return ExampleImages(images, tuple(f"to be taken for {target}" for _ in images))
 
 
-def _commands(toml: str, comparison: Comparison) -> tuple[str, ...]:
-    """Return the command that makes the page again; empty if there is none."""
+def _commands(folder: Path, comparison: Comparison) -> tuple[str, ...]:
+    """Return the commands that make the page again; empty if there are none."""
     if not comparison.methods:
         return ()
-    options = "".join(f"\n{line}" for line in toml.splitlines()[1:])
     forget = "".join(f" --forget {shlex.quote(name)}" for name in comparison.forget)
     damping = comparison.damping
     methods = shlex.quote(",".join(comparison.methods))
     damped = "" if damping is None else f" --damping {float(damping)!r}"
+    options = f"{forget} --methods {methods}{damped}{_set_options(comparison)}"
+    if comparison.prepared is None:
+        return (f"fastfedul compare {shlex.quote(folder.name)}{options}",)
+    toml = comparison.prepared.config.to_toml()
+    settings = "".join(f"\n{line}" for line in toml.splitlines()[1:])
     return (
-        f"cat > run.toml <<'END'{options}\nEND",
+        f"cat > run.toml <<'END'{settings}\nEND",
         "fastfedul train RUN --config run.toml",
-        f"fastfedul compare RUN{forget} --methods {methods}{damped}"
-        f"{_set_options(comparison)}",
+        f"fastfedul compare RUN{options}",
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fastfedul.data.dataset import Images, to_model_input
 from fastfedul.errors import (
     FastFedULError,
     InvalidInputError,
@@ -24,8 +23,6 @@ from fastfedul.evaluate.comparison import (
     RETRAINED,
     Answers,
     Evaluation,
-    Questions,
-    ask,
     evaluate,
 )
 from fastfedul.federation.local import USERS_OWN, one_line
@@ -37,6 +34,7 @@ from fastfedul.forgetting.service import checked_names
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.reader import LedgerReader
+from fastfedul.ledger.store.folder import find_ledger
 from fastfedul.ledger.store.model_files import model_written, read_model
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.views import KeptView
@@ -59,6 +57,8 @@ from fastfedul.methods.registry import (
 )
 from fastfedul.methods.retrain import Retrain
 from fastfedul.records import ClientId, Model
+from fastfedul.runs.evaluation_source import run_at
+from fastfedul.runs.exam import Exam, exam_of, exam_of_run
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.runs.training import load_config
 
@@ -89,10 +89,13 @@ class Comparison:
     """Result of a comparison.
 
     Attributes:
-        prepared: Data, attack and model of the run.
+        prepared: Data, attack and model of the run; None for a ledger outside a run.
+        subject: The data of the run, or the ledger, in a word.
+        num_clients: Number of clients.
+        rounds: Rounds that the model was trained for.
         forget: Clients that the methods forgot, or that had gone before.
         rows: `before`, `retrained`, then a row per method; or `now` and, if anybody
-            has gone, `retrained`.
+            has gone, `retrained`. Nobody can retrain a ledger outside a run.
         reaction: Reaction of the others as Fast-FedUL saw it; None if it was not
             asked, or does not look.
         keeping: Chances of attackers and others under optimal keeping.
@@ -104,7 +107,10 @@ class Comparison:
         methods: Methods that were asked for, as `compare --methods` takes them.
     """
 
-    prepared: Prepared
+    prepared: Prepared | None
+    subject: str
+    num_clients: int
+    rounds: int
     forget: tuple[ClientId, ...]
     rows: tuple[Evaluation, ...]
     reaction: Reaction | None
@@ -116,6 +122,11 @@ class Comparison:
     used: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
 
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run; None for a ledger outside a run."""
+        return self.prepared.config.seed if self.prepared else None
+
 
 def compare(
     folder: Path,
@@ -126,21 +137,24 @@ def compare(
     settings: Settings | None = None,
     say: Say = lambda what, done, total: None,
 ) -> Comparison:
-    """Forget clients of a finished run in every way asked for; the run is unchanged.
+    """Forget clients of a run or ledger in every way asked for; it is unchanged.
+
+    A ledger outside a run has no clients here that could train. So its comparison has
+    no retrained model, and methods that ask clients are refused.
 
     A method that cannot be used here, or fails, is left out and named in `refused`; if
     none is left, that is an error.
 
     Args:
-        folder: The run.
-        forget: Clients to forget; by default attackers that are still there.
+        folder: The finished run, or a ledger with an `EvaluationSource`.
+        forget: Clients to forget; by default a run's attackers that are still there.
         methods: Names of methods, or methods with their settings.
         damping: Damping of skew scalar, for methods that have it; None for 0.07.
         settings: Settings of methods, by name of the method and of the setting.
         say: Told how far it is.
     """
-    config = load_config(folder)
-    prepared = prepare(config)
+    run = run_at(folder)
+    prepared = prepare(load_config(run)) if run else None
     names = _names(folder, prepared, forget)
     chosen = {
         name: method
@@ -150,32 +164,38 @@ def compare(
         # It is the reference of every comparison, so it has its row already.
         if not getattr(method, "is_retraining", False)
     }
-    helped = any(needs_help(method) for method in chosen.values())
+    helped = prepared is not None and any(map(needs_help, chosen.values()))
     with (
-        start_workers(prepared) if helped else nullcontext() as workers,
+        start_workers(prepared) if helped and prepared else nullcontext() as workers,
         LedgerReader(folder) as ledger,
         _unchanged(ledger),
     ):
-        reference, seconds, calls = retrained_model(
-            folder, prepared, ledger, names, say, workers
-        )
-        questions = questions_of(prepared, names)
-        predict = prepared.trainer.predict
-        before = ask(predict, ledger.final, questions)
-        again = ask(predict, reference, questions)
-        rows = [
-            _row(BEFORE, before, questions, before, again),
-            _row(RETRAINED, again, questions, before, again, seconds, calls),
-        ]
-        federation = federation_for(prepared, workers) if workers else None
+        exam = exam_of_run(prepared, names) if prepared else exam_of(ledger, folder)
+        before, again = exam.ask(ledger.final), None
+        rows = []
+        federation = None
+        if run is not None and prepared is not None:
+            reference, seconds, calls = retrained_model(
+                run, prepared, ledger, names, say, workers
+            )
+            again = exam.ask(reference)
+            rows.append(_row(RETRAINED, again, exam, before, again, seconds, calls))
+            federation = federation_for(prepared, workers) if workers else None
+        rows.insert(0, _row(BEFORE, before, exam, before, again))
+        first_row = len(rows)
         request = UnlearnRequest(ledger, frozenset(names), federation)
         refused: dict[str, str] = {}
         first: UnlearnRefusedError | None = None
         reaction: Reaction | None = None
         used: dict[str, Mapping[str, object]] = {}
         for name, method in chosen.items():
-            say(name, len(rows) - 2 + len(refused), len(chosen))
+            say(name, len(rows) - first_row + len(refused), len(chosen))
             try:
+                if needs_help(method) and federation is None:
+                    raise UnlearnRefusedError(
+                        f"{method.name} needs the help of clients, and {folder} is no "
+                        "run whose clients could be asked"
+                    )
                 result = _measured(method, request)
             except UnlearnRefusedError as error:
                 refused[name] = str(error)
@@ -184,12 +204,12 @@ def compare(
             if reaction is None and isinstance(result, Removal):
                 reaction = result.reaction
             used[name] = {**method_settings(method), **result.settings}
-            answers = ask(predict, result.model(ledger.final), questions)
+            answers = exam.ask(result.model(ledger.final))
             rows.append(
                 _row(
                     name,
                     answers,
-                    questions,
+                    exam,
                     before,
                     again,
                     result.seconds,
@@ -199,9 +219,11 @@ def compare(
             )
         if first is not None and len(refused) == len(chosen):
             raise first
-        keeping = keeping_of(ledger, prepared.attack.attackers)
+        keeping = keeping_of(ledger, exam.attackers)
+        about = _about(ledger, prepared)
     return Comparison(
         prepared,
+        *about,
         names,
         tuple(rows),
         reaction,
@@ -217,6 +239,14 @@ def compare(
         used,
         tuple(_asked_names(methods)),
     )
+
+
+def _about(ledger: LedgerReader, prepared: Prepared | None) -> tuple[str, int, int]:
+    """Return what a comparison is about: its subject, its clients, its rounds."""
+    name = ledger.settings.federation or ledger.path.absolute().name
+    if prepared is None:
+        return name, len(ledger.clients()), ledger.num_rounds
+    return prepared.config.data.source, len(prepared.clients), prepared.config.rounds
 
 
 def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
@@ -242,8 +272,10 @@ def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
     return found
 
 
-def active_attackers(folder: Path, prepared: Prepared) -> tuple[ClientId, ...]:
-    """Return the attackers that nobody has forgotten yet."""
+def active_attackers(folder: Path, prepared: Prepared | None) -> tuple[ClientId, ...]:
+    """Return the attackers that nobody has forgotten yet; nobody outside a run."""
+    if prepared is None:
+        return ()
     with LedgerReader(folder) as ledger:
         known = ledger.clients()
     return tuple(
@@ -254,11 +286,15 @@ def active_attackers(folder: Path, prepared: Prepared) -> tuple[ClientId, ...]:
 
 
 def _names(
-    folder: Path, prepared: Prepared, forget: Sequence[ClientId]
+    folder: Path, prepared: Prepared | None, forget: Sequence[ClientId]
 ) -> tuple[ClientId, ...]:
     """Return the clients to forget: the clients named, else the attackers."""
     wanted = forget or active_attackers(folder, prepared)
+    if not wanted and prepared is None:
+        find_ledger(folder)
+        raise InvalidInputError("name the clients to forget, as --forget CLIENT")
     if not wanted:
+        assert prepared is not None
         attacked = prepared.attack.kind != "none"
         why = "every attacker has gone from" if attacked else "nobody attacks in"
         raise InvalidInputError(f"{why} this run; name a client to forget")
@@ -271,7 +307,8 @@ def _names(
                     f"client {name!r:.80} was forgotten already, so no model remembers "
                     "it; compare before forgetting"
                 )
-        _check_trained(ledger, prepared)
+        if prepared is not None:
+            _check_trained(ledger, prepared)
     return names
 
 
@@ -285,27 +322,32 @@ def _check_trained(ledger: LedgerReader, prepared: Prepared) -> None:
 
 
 def look_back(folder: Path, say: Say) -> Comparison:
-    """Compare the model of a finished run with one retrained without who has gone."""
-    prepared = prepare(load_config(folder))
+    """Compare the model of a finished run with one retrained without who has gone.
+
+    The model of a ledger outside a run is measured alone.
+    """
+    run = run_at(folder)
+    prepared = prepare(load_config(run)) if run else None
     with LedgerReader(folder) as ledger, _unchanged(ledger):
-        _check_trained(ledger, prepared)
+        if prepared is not None:
+            _check_trained(ledger, prepared)
         known = ledger.clients()
         gone = tuple(sorted(n for n, entry in known.items() if entry.state != "active"))
-        questions = questions_of(prepared, gone)
-        predict = prepared.trainer.predict
-        now = ask(predict, ledger.final, questions)
-        rows = [replace(_row(NOW, now, questions, now, now), closeness=None, kl=None)]
-        if gone and len(gone) < len(known):
+        exam = exam_of_run(prepared, gone) if prepared else exam_of(ledger, folder)
+        now = exam.ask(ledger.final)
+        rows = [_row(NOW, now, exam, now, None)]
+        if run and prepared and gone and len(gone) < len(known):
             reference, seconds, calls = retrained_model(
-                folder, prepared, ledger, gone, say
+                run, prepared, ledger, gone, say
             )
-            again = ask(predict, reference, questions)
+            again = exam.ask(reference)
             rows = [
-                _row(NOW, now, questions, now, again),
-                _row(RETRAINED, again, questions, now, again, seconds, calls),
+                _row(NOW, now, exam, now, again),
+                _row(RETRAINED, again, exam, now, again, seconds, calls),
             ]
-        keeping = keeping_of(ledger, prepared.attack.attackers)
-    return Comparison(prepared, gone, tuple(rows), None, keeping, None, {})
+        keeping = keeping_of(ledger, exam.attackers)
+        about = _about(ledger, prepared)
+    return Comparison(prepared, *about, gone, tuple(rows), None, keeping, None, {})
 
 
 @contextmanager
@@ -332,7 +374,7 @@ def _unchanged(ledger: LedgerReader) -> Iterator[None]:
 
 def find_methods(
     methods: Sequence[str | Method],
-    prepared: Prepared,
+    prepared: Prepared | None,
     damping: float | None,
     settings: Settings,
 ) -> dict[str, Method]:
@@ -361,7 +403,7 @@ def find_methods(
             f"there are settings for {unknown[0]!r:.40}, which is not compared; add it "
             "to the methods"
         )
-    facts = RunFacts(target_label=prepared.attack.target_label)
+    facts = RunFacts(target_label=prepared.attack.target_label if prepared else None)
     found: dict[str, Method] = {}
     taken = {BEFORE, RETRAINED, NOW, *(m for m in methods if isinstance(m, str))}
     for method in methods:
@@ -393,22 +435,6 @@ def _free_name(name: str, taken: Set[str]) -> str:
     return free
 
 
-def questions_of(prepared: Prepared, target: Sequence[ClientId] = ()) -> Questions:
-    """Return the examples on which the models of a run are measured."""
-    own = [data for data in prepared.clients if data.client in target]
-    none: Images = prepared.dataset.test_images[:0]
-    images = np.concatenate([none, *(data.images for data in own)])
-    labels = np.concatenate([np.zeros(0, np.int64), *(data.labels for data in own)])
-    return Questions(
-        to_model_input(prepared.dataset.test_images),
-        prepared.dataset.test_labels,
-        to_model_input(prepared.backdoor.images),
-        prepared.backdoor.labels,
-        to_model_input(images),
-        labels,
-    )
-
-
 def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
     """Return how likely optimal keeping of half the updates keeps each group's."""
     rounds = ledger.rounds()
@@ -426,9 +452,9 @@ def keeping_of(ledger: Ledger, attackers: Sequence[ClientId]) -> Keeping:
 def _row(
     method: str,
     answers: Answers,
-    questions: Questions,
+    exam: Exam,
     before: Answers,
-    reference: Answers,
+    reference: Answers | None,
     seconds: float = 0.0,
     client_calls: int = 0,
     history_bytes: int = 0,
@@ -436,7 +462,7 @@ def _row(
     return evaluate(
         method,
         answers,
-        questions,
+        exam.questions,
         before=before,
         reference=reference,
         seconds=seconds,

@@ -1,4 +1,7 @@
-"""`metrics.jsonl`: how good the model was after each round, a line of JSON each."""
+"""How good the model was after each round, a line of JSON each.
+
+The file is `RUN/metrics.jsonl`; beside a ledger outside a run, `LEDGER.metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastfedul.files import write_whole
+from fastfedul.ledger.store.folder import find_ledger
+from fastfedul.runs.evaluation_source import run_at
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,20 @@ class RoundMetrics:
     main: float | None
     backdoor: float | None
     seconds: float | None
+
+
+def metrics_of(path: Path) -> Path:
+    """Return the file of metrics of a run, or of a ledger outside a run."""
+    run = run_at(path)
+    if run is not None:
+        return run / METRICS
+    return metrics_beside(find_ledger(path))
+
+
+def metrics_beside(ledger: Path) -> Path:
+    """Return the file of metrics beside a ledger outside a run."""
+    own = ledger.absolute()
+    return own.with_name(f"{own.name}.{METRICS}")
 
 
 def append(path: Path, metrics: RoundMetrics) -> None:

@@ -44,7 +44,7 @@ from fastfedul.params import Params
 from fastfedul.records import ClientId, Model
 from fastfedul.runs import metrics_file
 from fastfedul.runs.config import CONFIG, RunConfig, findable
-from fastfedul.runs.metrics_file import RoundMetrics
+from fastfedul.runs.metrics_file import METRICS, RoundMetrics
 from fastfedul.runs.options import flag_of, option_fields
 from fastfedul.runs.plugins import IN_PROCESS
 from fastfedul.runs.preparation import (
@@ -71,7 +71,6 @@ __all__ = [
 ]
 
 LEDGER = "ledger"
-METRICS = "metrics.jsonl"
 
 Progress = Callable[[RoundMetrics], None]
 Answered = Callable[[AppliedRequest], None]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import typer
 from rich.markup import escape
 
@@ -18,9 +15,7 @@ from fastfedul.cli.output import (
     show_bytes,
     show_name,
 )
-from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.verify import Verification, verify
 
 _NAMED = 3
 """How many names of foreign files are shown; --json has all."""
@@ -30,17 +25,17 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
     """Compare every byte with its digest.
 
     If the ledger is damaged, the exit code is 1 and the output names the place.
+    **fastfedul status** shows when the last verification was, and what it found.
     """
+    # Imported here, because certificates need pydantic, which is slow to import.
+    from fastfedul.forgetting.verification import verify_with_files
+
+    with progress_bar("checking bytes") as progress:
+        found = verify_with_files(path, progress)
     sums_only = False
-    try:
-        with LedgerReader(path) as ledger, progress_bar("checking bytes") as progress:
-            found = verify(ledger, progress)
-            beside = _problems_beside(ledger)
-            found = replace(found, problems=(*found.problems, *beside))
-            sums_only = not found.problems and ledger.settings.history == "sums"
-    except LedgerDamagedError as error:
-        # An index so damaged that it cannot even be opened.
-        found = Verification((str(error),), 0, 0, 0, 0, "")
+    if not found.problems:
+        with LedgerReader(path) as ledger:
+            sums_only = ledger.settings.history == "sums"
     if json:
         print_json(
             {
@@ -84,17 +79,3 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
         err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
     if found.problems:
         raise typer.Exit(1)
-
-
-def _problems_beside(ledger: LedgerReader) -> Iterator[str]:
-    """Yield the problems of the files beside a ledger."""
-    # Imported here, because certificates need pydantic, which is slow to import.
-    from fastfedul.forgetting.folder import require_newest, run_model_problem
-
-    try:
-        require_newest(ledger)
-        problem = run_model_problem(ledger)
-        if problem is not None:
-            yield f"{problem}; fastfedul request apply writes it again"
-    except LedgerError as error:
-        yield str(error)

@@ -92,6 +92,7 @@ from fastfedul.methods.protocol import Method, needs_help
 from fastfedul.methods.registry import require_method
 from fastfedul.params import Params, norm
 from fastfedul.records import ClientId, KeepUse, LocalSGD, Model, StorageDtype
+from fastfedul.runs.evaluation_source import EvaluationSource
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -121,7 +122,8 @@ class Recorded(Strategy):
 
     Beside the ledger lie `LEDGER.nodes.json`, the names and key fingerprints of all
     clients, and `LEDGER.failures.jsonl`: clients that a round left out or capped, with
-    the reasons. Everything that a client sends is checked; docs/flower.md lists how.
+    the reasons. With `evaluate` there are two files more, see below. Everything that a
+    client sends is checked; docs/flower.md lists how.
 
     Args:
         strategy: The strategy to wrap. When clients are forgotten, `Recorded` lowers
@@ -165,6 +167,9 @@ class Recorded(Strategy):
             there is one.
         federation: Name of the federation, which the certificates of a new ledger
             state.
+        evaluate: Network and test examples of the server's own. Each round then gets a
+            line in `LEDGER.metrics.jsonl`, and `LEDGER.federation.toml` tells the
+            commands that measure a model.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class Recorded(Strategy):
         certificates: Path | str | None = None,
         key: SigningKey | None = None,
         federation: str | None = None,
+        evaluate: EvaluationSource | None = None,
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
@@ -246,7 +252,9 @@ class Recorded(Strategy):
             key=find_key() if key is None else key,
         )
         self._rule = buffer_rule(buffers)
-        self._run = RecordedRun(path, self._settings, answering, self._rule, federation)
+        self._run = RecordedRun(
+            path, self._settings, answering, self._rule, federation, evaluate
+        )
         self._sent: Sent = ()
         self._evaluated: Sent = ()
         self._before: Model | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -17,16 +16,19 @@ from fastfedul.forgetting.folder import require_newest
 from fastfedul.forgetting.requests import apply_requests, has_waiting
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
+from fastfedul.integrations.flower.measures import Measures
 from fastfedul.integrations.flower.replies import JudgedReplies
 from fastfedul.integrations.flower.rounds import RoundSettings
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import require_room
+from fastfedul.ledger.failures import FailureEntry, failures_of, note_failures
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
-from fastfedul.records import ClientId, Model, Round
+from fastfedul.records import Model, Round
+from fastfedul.runs.evaluation_source import EvaluationSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class RecordedRun:
         answering: How requests to forget are answered.
         rule: Tells buffers from parameters.
         federation: Name of the federation, if it has one.
+        evaluate: How the model is measured after each round; None for not at all.
     """
 
     def __init__(
@@ -64,10 +67,12 @@ class RecordedRun:
         answering: Answering,
         rule: IsBuffer,
         federation: str | None = None,
+        evaluate: EvaluationSource | None = None,
     ) -> None:
         self.path = path
+        self._measures = None if evaluate is None else Measures(path, evaluate)
         self._answering = answering
-        self.failures = path.with_name(f"{path.name}.failures.jsonl")
+        self.failures = failures_of(path)
         self._settings = settings
         self._rule = rule
         self._federation = federation
@@ -146,6 +151,12 @@ class RecordedRun:
                 optimizer=self._settings.optimizer,
             )
         self._refresh()
+        if self._measures is not None:
+            try:
+                self._measures.open(self._ledger)
+            except BaseException:
+                self.close()
+                raise
         if self.ledger.requests() or self.ledger.events():
             self._answer()
         return True
@@ -161,6 +172,8 @@ class RecordedRun:
         model = self.ledger.append(round_)
         self._refresh()
         self._model = model
+        if self._measures is not None:
+            self._measures.after_round(round_.index, model)
 
     def answer_waiting(self) -> None:
         """Answer the requests since the last round."""
@@ -217,30 +230,21 @@ class RecordedRun:
         Raises:
             LedgerError: If the file of failures cannot be written.
         """
-        notes: list[tuple[ClientId, str, str]] = []
+        notes: list[FailureEntry] = []
+        time = now()
         for one in sorted(
             (*judged.absent, *judged.judgement.quarantined), key=lambda o: o.client
         ):
             log(WARNING, "round %s without %r: %s", number, one.client, one.reason)
-            notes.append((one.client, "left out", one.reason))
+            notes.append(
+                FailureEntry(time, number, task, one.client, "left out", one.reason)
+            )
         weights = {own.client: own.weight for own in judged.judgement.usable}
         for client, claimed in judged.judgement.capped.items():
             reason = f"its weight {claimed:g} counts as {weights[client]:g}"
             log(WARNING, "round %s caps %r: %s", number, client, reason)
-            notes.append((client, "capped", reason))
-        if not notes:
-            return
-        keys = ("time", "round", "task", "client", "outcome", "reason")
-        rows = [dict(zip(keys, (now(), number, task, *n), strict=True)) for n in notes]
-        lines = [json.dumps(row) + "\n" for row in rows]
-        try:
-            with self.failures.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
-        except OSError as error:
-            raise LedgerError(
-                f"cannot write {self.failures}: {error.strerror}; see to it and start "
-                "again"
-            ) from None
+            notes.append(FailureEntry(time, number, task, client, "capped", reason))
+        note_failures(self.path, notes)
 
     def _check(self, initial: Model) -> None:
         """Raise unless the ledger belongs to this run's model and settings."""

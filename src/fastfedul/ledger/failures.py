@@ -1,0 +1,79 @@
+"""`LEDGER.failures.jsonl`: clients that a round left out or capped, a line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fastfedul.errors import LedgerError
+from fastfedul.records import ClientId
+
+_LARGEST = 16 * 2**20
+"""Bytes at the end of the file that are read; a federation may fail for years."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureEntry:
+    """A client that a round left out or capped.
+
+    Attributes:
+        time: Time of the round, in UTC, ISO 8601.
+        round: Number of the round, from 1.
+        task: `train` or `evaluate`.
+        client: Name of the client.
+        outcome: `left out` or `capped`.
+        reason: The reason in words.
+    """
+
+    time: str
+    round: int
+    task: str
+    client: ClientId
+    outcome: str
+    reason: str
+
+
+def failures_of(ledger: Path) -> Path:
+    """Return the file of failures beside a ledger."""
+    return ledger.with_name(f"{ledger.name}.failures.jsonl")
+
+
+def note_failures(ledger: Path, entries: Sequence[FailureEntry]) -> None:
+    """Add lines to the file of failures.
+
+    Raises:
+        LedgerError: If the file cannot be written.
+    """
+    if not entries:
+        return
+    file = failures_of(ledger)
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write("".join(json.dumps(asdict(one)) + "\n" for one in entries))
+    except OSError as error:
+        raise LedgerError(
+            f"cannot write {file}: {error.strerror}; see to it and start again"
+        ) from None
+
+
+def read_failures(ledger: Path) -> tuple[FailureEntry, ...]:
+    """Return the newest failures, the oldest first; a line that is cut off is left out.
+
+    The 16 MiB at the end of the file are read.
+    """
+    try:
+        with failures_of(ledger.absolute()).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LARGEST))
+            text = file.read(_LARGEST).decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(FailureEntry(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return tuple(found)
