@@ -36,6 +36,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     FEDAVG: {},
     "FedAvgM": {"server_optimizer": "momentum"},
     "FedAdam": {"server_optimizer": "adam", "server_lr": 0.03},
+    "Krum": {"aggregation": "krum:1"},
 }
 """Options of each rule.
 

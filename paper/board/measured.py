@@ -46,7 +46,6 @@ from fastfedul.methods.fast_fedul.removal import coverages, judge
 from fastfedul.methods.fast_fedul.tracing import Leaving, gamma_factors, leaving
 from fastfedul.methods.kd import Probabilities, soft_labels
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -114,8 +113,6 @@ class Measured:
             removal = leaving(ledger, request.forget, ledger.rounds())
             covered = coverages(request.forget, removal)
             warnings = judge(covered, self.minimum_coverage, ledger)
-            if current.buffers:
-                warnings = (*warnings, OLD_BUFFERS)
             inputs = federation.server
             server = ServerTraining(
                 trainer=trainer,

@@ -123,6 +123,8 @@ class ClientUpdate:
         delta: The update: local minus global parameters. None if nobody has it.
         keep_probability: Probability with which the ledger keeps the update.
         kept: Whether the ledger stores the update.
+        buffers: Buffers of the local model; None if nobody has them. Either all
+            updates of a round have them or none.
     """
 
     client: ClientId
@@ -130,6 +132,7 @@ class ClientUpdate:
     delta: Params | None
     keep_probability: float = 1.0
     kept: bool = True
+    buffers: Mapping[str, Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)

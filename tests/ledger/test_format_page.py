@@ -25,7 +25,12 @@ from fastfedul.ledger.store.codec import STORAGE_DTYPES
 from fastfedul.ledger.verify import verify
 from fastfedul.params import Layout
 from fastfedul.records import History, StorageDtype, VectorRef
-from tests.support.disk_ledgers import initial_model, round_of
+from tests.support.disk_ledgers import (
+    initial_model,
+    round_of,
+    round_with_buffers,
+    with_buffers,
+)
 
 Row = dict[str, Any]
 PAGE = (Path(__file__).parents[2] / "docs" / "ledger-format.md").read_text()
@@ -118,6 +123,24 @@ class PageReader:
         factors = np.repeat(np.frombuffer(scales, "<f4"), 1024)[: self.size]
         decoded: npt.NDArray[np.float32] = stored.astype(np.float32) * factors
         return decoded
+
+    def buffers(self) -> dict[str, npt.NDArray[Any]]:
+        """The buffers of the last round's clients; digest and checksums compared."""
+        number, column = self.head["buffers_file"], self.head["buffers"]
+        data = self.content(number)
+        assert column[:8] == bytes(8)
+        assert blake3(data).digest() == column[8:40]
+        begin = 8 + int.from_bytes(data[:8], "little")
+        checksums = map(xxh3_64_digest, (data[:begin], data[begin:]))
+        assert b"".join(checksums) == column[40:]
+        dtypes = {"F32": "<f4", "I64": "<i8"}
+        return {
+            name: np.frombuffer(
+                data[slice(*(begin + at for at in entry["data_offsets"]))],
+                dtypes[entry["dtype"]],
+            ).reshape(entry["shape"])
+            for name, entry in json.loads(data[8:begin]).items()
+        }
 
     def model(self, number: int, column: bytes) -> npt.NDArray[np.float32]:
         """The flat vector of a model; its digest and checksums compared."""
@@ -393,4 +416,31 @@ def test_a_reader_by_the_page_finds_the_states_of_the_server(
             assert row["steps"] == wanted.steps
             tensor = f"{row['round']}.state.{row['number']}"
             assert tensor in names_at(page, row["file"], row["array"])
+        assert verify(reader).problems == ()
+
+
+@pytest.mark.parametrize("history", ["rounds", "sums"])
+def test_a_reader_by_the_page_finds_the_buffers_of_the_last_clients(
+    history: History, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    with DiskLedger.create(path, with_buffers(), history=history) as ledger:
+        for index in range(3):
+            ledger.append(round_with_buffers(index))
+        forget(ledger, ["b"])
+    page = PageReader(path)
+    numbers = {row["name"]: row["id"] for row in page.tables["clients"]}
+    wanted = {
+        f"{numbers[u.client]}.{name}": buffer
+        for u in round_with_buffers(2).updates
+        for name, buffer in (u.buffers or {}).items()
+        if u.client != "b"
+    }
+    found = page.buffers()
+    assert found.keys() == wanted.keys()
+    assert list(found) == sorted(found, key=lambda n: int(n.partition(".")[0]))
+    for name, buffer in wanted.items():
+        np.testing.assert_array_equal(found[name], buffer)
+        assert found[name].shape == np.shape(buffer)
+    with LedgerReader(path) as reader:
         assert verify(reader).problems == ()

@@ -249,7 +249,6 @@ def test_buffers_are_the_mean_of_what_came_back() -> None:
     for method in (FedEraser(interval=2), FedAccum(interval=1)):
         untrained: UnlearnResult = method(request)
         assert untrained.buffers is None
-        assert "buffers" in untrained.warnings[0]
 
 
 # On a poisoned federation.

@@ -21,7 +21,7 @@ from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.protocol import vector
 from fastfedul.ledger.views import KeptView
 from fastfedul.methods.fedrecover import FedRecover
-from fastfedul.methods.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
+from fastfedul.methods.protocol import Needs, UnlearnRequest, measured
 from fastfedul.params import Flat, Layout, Params, Slot
 from fastfedul.records import ClientUpdate, Model, Round, VectorRef
 from fastfedul.rng import stream
@@ -425,10 +425,9 @@ def test_buffers_come_from_the_rounds_that_were_asked_in(
     assert not np.array_equal(
         result.buffers["1.running_mean"], ledger.final.buffers["1.running_mean"]
     )
-    assert OLD_BUFFERS not in result.warnings
 
 
-def test_buffers_stay_as_they_are_where_no_round_was_asked_in_and_it_says_so() -> None:
+def test_it_gives_no_buffers_where_no_round_was_asked_in() -> None:
     start = Params(LAYOUT, np.zeros(SIZE, np.float32))
     ledger = MemoryLedger.create(Model(start, {"mean": np.zeros(2, np.float32)}))
     delta = Params(LAYOUT, np.ones(SIZE, np.float32))
@@ -441,7 +440,7 @@ def test_buffers_stay_as_they_are_where_no_round_was_asked_in_and_it_says_so() -
     assert not run.workers.asked
     assert result.buffers is None
     assert result.model(ledger.final).buffers["mean"].tolist() == [4, 4]
-    assert result.warnings == (OLD_BUFFERS,)
+    assert result.warnings == ()
 
 
 def test_it_says_what_it_needs() -> None:

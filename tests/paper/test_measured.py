@@ -31,7 +31,7 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.views import KeptView
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import NoSkew
-from fastfedul.methods.protocol import OLD_BUFFERS, Needs, UnlearnRequest, measured
+from fastfedul.methods.protocol import Needs, UnlearnRequest, measured
 from fastfedul.params import Array, Flat, Layout, Params, Slot
 from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.rng import stream
@@ -364,8 +364,8 @@ def test_batch_normalisation_is_carried_through(
         workers=1,
     )
     run = trained_in_memory(config)
-    result = Measured()(run.request())
-    assert result.warnings == (OLD_BUFFERS,)
+    result = measured(Measured(), run.request())
+    assert result.warnings == ()
     assert run.main(result.model(run.ledger.final)) > 0.5
 
 

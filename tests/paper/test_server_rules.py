@@ -25,10 +25,11 @@ def line(rule: str, leaver: str, main: float, backdoor: float | None) -> dict[st
 
 def test_every_case_has_a_name_of_its_own_and_the_options_of_its_rule() -> None:
     cases = all_cases()
-    assert len({case.key for case in cases}) == len(cases) == 72
+    assert len({case.key for case in cases}) == len(cases) == 96
     for case in cases:
         optimizer = case.config.server.make_optimizer()
-        assert (optimizer is None) == (case.rule == FEDAVG)
+        assert (optimizer is None) == (case.rule in (FEDAVG, "Krum"))
+        assert (case.config.aggregation == "mean") == (case.rule != "Krum")
         assert case.config.attack.kind == (
             "pixel" if case.leaver == "pixel" else "none"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from fastfedul import (
     UnlearnRequest,
     verify,
 )
+from fastfedul.federation.rounds import average_buffers
 from fastfedul.ledger.store.array_files import SET_ASIDE
 from fastfedul.params import Array, Flat, Layout
 from fastfedul.records import History
@@ -65,6 +67,37 @@ def round_of(
         for i, name in enumerate(clients)
     )
     return Round(index, updates, local=None if index % 2 else LOCAL)
+
+
+def with_buffers() -> Model:
+    """The initial model with a statistic and a counter."""
+    buffers: dict[str, Array] = {
+        "norm.mean": np.zeros((2, 3), np.float32),
+        "norm.count": np.array(0),
+    }
+    return Model(initial_model().params, buffers)
+
+
+def buffers_of(index: int, client: str) -> dict[str, Array]:
+    """The buffers that a client sends in a round."""
+    number = 10 * index + CLIENTS.index(client)
+    return {
+        "norm.mean": np.full((2, 3), number, np.float32),
+        "norm.count": np.array(number),
+    }
+
+
+def round_with_buffers(index: int, clients: tuple[str, ...] = CLIENTS) -> Round:
+    """The round with this number, in which every client sends its buffers."""
+    plain = round_of(index, clients=clients)
+    updates = tuple(
+        replace(update, buffers=buffers_of(index, update.client))
+        for update in plain.updates
+    )
+    sent = [buffers_of(index, name) for name in clients]
+    weights = [update.share for update in updates]
+    after = average_buffers(sent, weights, with_buffers().buffers)
+    return replace(plain, updates=updates, buffers=after)
 
 
 def record(path: Path, num_rounds: int, *, history: History = "rounds") -> Path:

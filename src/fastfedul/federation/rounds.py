@@ -152,7 +152,12 @@ def run_rounds(
         shares = shares_of([sizes[name] for name in names], schedule.weighting)
         layout = model.params.layout
         updates = tuple(
-            ClientUpdate(reply.client, share, Params(layout, reply.delta))
+            ClientUpdate(
+                reply.client,
+                share,
+                Params(layout, reply.delta),
+                buffers=reply.buffers or None,
+            )
             for share, reply in zip(shares, judged.usable, strict=True)
             if reply.delta is not None
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,6 +83,7 @@ class RecordedRound:
     local: LocalSGD | None
     noise: Flat | None
     privacy: CentralPrivacy | None
+    buffers: Mapping[ClientId, Mapping[str, Array]]
 
 
 def prepare(
@@ -161,6 +162,7 @@ def prepare(
         local=_local(round_.local),
         noise=noise,
         privacy=round_.privacy,
+        buffers=_sent_buffers(updates, current, layout),
     )
 
 
@@ -264,6 +266,41 @@ def check_buffers(round_: Round, current: Model, layout: Layout) -> Mapping[str,
         wrong = set(round_.buffers) ^ set(current.buffers)
         raise InvalidInputError(f"buffer names differ: {show_names(wrong)}")
     return require_buffers(round_.buffers, layout)
+
+
+def _sent_buffers(
+    updates: Sequence[ClientUpdate], current: Model, layout: Layout
+) -> Mapping[ClientId, Mapping[str, Array]]:
+    """Return copies of the clients' buffers, checked against the model's buffers."""
+    sent = {u.client: u.buffers for u in updates if u.buffers is not None}
+    if not sent or not current.buffers:
+        return {}
+    found = {}
+    for update in updates:
+        who = f"client {update.client!r:.80}"
+        own = sent.get(update.client)
+        if own is None:
+            raise InvalidInputError(
+                f"{who} has no buffers and other clients of the round have some; give "
+                "those of all clients, or of none"
+            )
+        if not isinstance(own, Mapping) or set(own) != set(current.buffers):
+            raise InvalidInputError(f"{who} has other buffers than the model")
+        copies = require_buffers(own, layout)
+        for name, before in current.buffers.items():
+            buffer = copies[name]
+            if buffer.shape != before.shape or buffer.dtype != before.dtype:
+                raise InvalidInputError(
+                    f"the buffer {name!r} of {who} has another shape or dtype than the "
+                    "model's"
+                )
+            if buffer.dtype.kind == "f" and not np.isfinite(buffer).all():
+                raise InvalidInputError(
+                    f"the buffer {name!r} of {who} has NaN or infinite values; leave "
+                    "the client out of the round"
+                )
+        found[str(update.client)] = copies
+    return found
 
 
 def require_buffers(buffers: Mapping[str, Array], layout: Layout) -> dict[str, Array]:

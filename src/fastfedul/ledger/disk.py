@@ -472,6 +472,8 @@ def _fill(
                     ),
                     file=INITIAL_FILE,
                     model=row.initial,
+                    buffers_file=None,
+                    buffers=None,
                     pair_limit=NO_LIMIT,
                     next_file=INITIAL_FILE + 1,
                     open_file=None,

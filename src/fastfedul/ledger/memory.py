@@ -164,6 +164,7 @@ class MemoryLedger:
         self._clients: dict[ClientId, _Client] = {}
         self._adjustments: dict[int, Flat] = {}
         self._states: dict[int, ServerState] = {}
+        self._sent: Mapping[ClientId, Mapping[str, Array]] = {}
         self._events: list[Event] = []
 
     @classmethod
@@ -239,6 +240,10 @@ class MemoryLedger:
     def server_states(self) -> Mapping[int, ServerState]:
         """Return states of the server that forgettings set, by the next round."""
         return dict(self._states)
+
+    def last_buffers(self) -> Mapping[ClientId, Mapping[str, Array]]:
+        """Return the buffers that clients sent in the last round, by client."""
+        return {name: dict(own) for name, own in self._sent.items()}
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
@@ -348,6 +353,7 @@ class MemoryLedger:
         if recorded.noise is not None:
             self._adjust(recorded.index + 1, recorded.noise)
         self._final = recorded.model
+        self._sent = recorded.buffers
         return own_copy(recorded.model)
 
     def commit_forgetting(
@@ -417,6 +423,7 @@ class MemoryLedger:
         layout = self._settings.layout
         self._initial = Model(Params(layout, flat), self._initial.buffers)
         self._adjustments = {}
+        self._sent = {n: own for n, own in self._sent.items() if n not in clients}
         for name in clients:
             known = self._clients[name]
             size = self._settings.layout.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -88,6 +89,9 @@ class Ledger(Protocol):
 
     def server_states(self) -> Mapping[int, ServerState]:
         """Return states of the server that forgettings set, by the next round."""
+
+    def last_buffers(self) -> Mapping[ClientId, Mapping[str, Array]]:
+        """Return the buffers that clients sent in the last round, by client."""
 
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
@@ -241,9 +245,13 @@ def read_round(ledger: Ledger, index: int) -> Round:
     require_rounds(ledger, "the vectors of a round")
     entries = ledger.updates_in(index)
     layout = ledger.settings.layout
+    sent = ledger.last_buffers() if index == ledger.num_rounds - 1 else {}
     return Round(
         index=index,
-        updates=tuple(_read_update(ledger, entry) for entry in entries),
+        updates=tuple(
+            replace(_read_update(ledger, entry), buffers=sent.get(entry.client))
+            for entry in entries
+        ),
         step=Params(layout, vector(ledger, VectorRef(index))),
         use=ledger.rounds()[index].use,
         local=ledger.rounds()[index].local,

@@ -28,6 +28,7 @@ from fastfedul.ledger.store import model_arrays, streaming
 from fastfedul.ledger.store.arrays import Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.entries import (
+    BUFFERS_PLACE,
     client_entry,
     model_entries,
     name_of,
@@ -63,7 +64,7 @@ from fastfedul.ledger.store.schema import (
 )
 from fastfedul.limits import require_path
 from fastfedul.notebook import ledger_to_html
-from fastfedul.params import Flat, Layout, Params
+from fastfedul.params import Array, Flat, Layout, Params
 from fastfedul.records import (
     ClientEntry,
     ClientId,
@@ -275,6 +276,8 @@ class LedgerReader:
         """Return the files that the next round removes, each with its content."""
         head = self.head
         found = {head.file: "the current model"}
+        if head.buffers_file is not None:
+            found[head.buffers_file] = BUFFERS_PLACE
         if self._settings.optimizer is not None:
             for row in self._all(StateRow):
                 if row.round == head.num_rounds:
@@ -372,6 +375,26 @@ class LedgerReader:
             ]
             states[index] = ServerState(rows[0].steps, np.stack(vectors))
         return states
+
+    def last_buffers(self) -> Mapping[ClientId, Mapping[str, Array]]:
+        """Return the buffers that clients sent in the last round, by client."""
+        with self.snapshot():
+            head = self.head
+            if head.buffers_file is None or head.buffers is None:
+                return {}
+            _, stored = model_arrays.read_model(
+                self.files,
+                head.buffers_file,
+                Stored.unpacked(head.buffers),
+                model_arrays.NO_PARAMETERS,
+                BUFFERS_PLACE,
+            )
+            found: dict[int, dict[str, Array]] = {}
+            for name, buffer in stored.items():
+                number, _, own = name.partition(".")
+                found.setdefault(int(number), {})[own] = buffer
+            names = self.index.rows_by_key(ClientRow, "id", found)
+            return {names[number].name: own for number, own in found.items()}
 
     def events(self) -> Sequence[Event]:
         """Return the events of the log: forgettings, erasures and the like."""

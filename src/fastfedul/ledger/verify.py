@@ -22,7 +22,7 @@ from fastfedul.ledger.store import arrays
 from fastfedul.ledger.store.array_files import ArrayFile, file_name
 from fastfedul.ledger.store.arrays import Source, Stored, digest_in
 from fastfedul.ledger.store.differences import part_place, sum_place
-from fastfedul.ledger.store.entries import local_values, state_place
+from fastfedul.ledger.store.entries import BUFFERS_PLACE, local_values, state_place
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.request_files import filing_problems
 from fastfedul.ledger.store.request_rows import (
@@ -153,6 +153,9 @@ class _Contents:
         self._models[head.file] = ("the current model", Stored.unpacked(head.model))
         initial = Stored.unpacked(row.initial)
         self._models[row.file] = ("the initial model", initial)
+        if head.buffers_file is not None and head.buffers is not None:
+            sent = Stored.unpacked(head.buffers)
+            self._models[head.buffers_file] = (BUFFERS_PLACE, sent)
         self._collect_rounds()
         self.num_parts: Counter[int] = Counter()
         for part in index.rows(PartRow):

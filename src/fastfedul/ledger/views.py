@@ -84,6 +84,10 @@ class LedgerView:
         """Return states of the server that forgettings set, by the next round."""
         return self.ledger.server_states()
 
+    def last_buffers(self) -> Mapping[ClientId, Mapping[str, Array]]:
+        """Return the buffers that clients sent in the last round, by client."""
+        return self.ledger.last_buffers()
+
     def events(self) -> Sequence[Event]:
         """Return the log of what was forgotten."""
         return self.ledger.events()
@@ -198,6 +202,11 @@ class PastView(LedgerView):
         """Return the states of that time."""
         states = self.ledger.server_states().items()
         return {index: state for index, state in states if index < self.stop}
+
+    def last_buffers(self) -> Mapping[ClientId, Mapping[str, Array]]:
+        """Return the buffers of the last round of that time; none once it is past."""
+        now = self.stop == self.ledger.num_rounds
+        return self.ledger.last_buffers() if now else {}
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
         """Return what one client had taken part in."""

@@ -35,7 +35,6 @@ from fastfedul.federation.rounds import (
 from fastfedul.ledger.protocol import Ledger, vector
 from fastfedul.limits import require_choice, require_number
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -253,7 +252,6 @@ def _result(request: UnlearnRequest, model: Model, *, trained: bool) -> UnlearnR
         params=model.params,
         clients=tuple(sorted(request.forget)),
         buffers=None if old else model.buffers,
-        warnings=(OLD_BUFFERS,) if old else (),
     )
 
 

@@ -28,7 +28,6 @@ from fastfedul.ledger.protocol import Ledger, models, vector
 from fastfedul.limits import require_number
 from fastfedul.methods.curvature import SecantPair, curvature_times, secant_pair
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -330,7 +329,7 @@ def _threshold(
 
 def _warnings(recovery: _Recovery, num_wanted: int) -> tuple[str, ...]:
     """Return sentences that a reader of the result should know."""
-    found = [OLD_BUFFERS] if recovery.has_old_buffers else []
+    found: list[str] = []
     if recovery.num_cut:
         found.append(
             f"{recovery.num_cut} estimated updates were odd when no round to ask in "

@@ -35,7 +35,6 @@ from fastfedul.federation.trainer import (
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.limits import require_number
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -106,8 +105,6 @@ class KD:
                 warnings += self._judge(name, own)
                 leaving += own
             student = subtracted(ledger, leaving)
-        if teacher.buffers:
-            warnings.append(OLD_BUFFERS)
         inputs = federation.server
         answers = soft_labels(trainer.predict(teacher, inputs), self.temperature)
         rng = stream(federation.seed, "kd distillation")

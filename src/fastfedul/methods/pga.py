@@ -38,7 +38,6 @@ from fastfedul.federation.trainer import (
 from fastfedul.ledger.protocol import Ledger, params_at, vector
 from fastfedul.limits import require_number
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     UnlearnResult,
@@ -199,11 +198,9 @@ class PGA:
         further = replace(federation.local, epochs=self.post_epochs)
         work = partial(federation.clients.train, local=further)
         model = train_on(request, federation, model, self.post_rounds, work)
-        if model.buffers and not self.post_rounds:
-            warnings.append(OLD_BUFFERS)
         return UnlearnResult(
             params=model.params,
-            buffers=model.buffers,
+            buffers=model.buffers if self.post_rounds else None,
             clients=tuple(local),
             warnings=tuple(warnings),
         )

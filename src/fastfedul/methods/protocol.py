@@ -20,14 +20,9 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
 from fastfedul.limits import require_type
+from fastfedul.methods.buffers import OLD_BUFFERS, buffers_without
 from fastfedul.params import Array, Params, subtract
 from fastfedul.records import ClientId, Model, ServerState, UpdateEntry
-
-OLD_BUFFERS = (
-    "the buffers, such as batch-norm statistics, are still the current model's, which "
-    "the forgotten clients helped to make"
-)
-"""The warning of methods that leave the buffers as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +89,8 @@ class UnlearnResult:
     Attributes:
         params: Parameters of the cleaned model.
         clients: Clients that the method forgot.
-        buffers: Buffers of the cleaned model; None for the current model's buffers.
+        buffers: Buffers of the cleaned model; None if the method gives none. `measured`
+            then takes the mean over the last round's other clients.
         delta: The difference, cleaned minus current parameters, if the method has it
             more exactly than a subtraction gives it; None for the subtraction.
         settings: Settings that the call filled in, as JSON values.
@@ -243,7 +239,10 @@ def coverage_of(updates: Sequence[UpdateEntry]) -> float:
 
 
 def measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
-    """Return a method's result, with its time, client calls and bytes read."""
+    """Return a method's result, with its time, client calls and bytes read.
+
+    Buffers that the method does not give come from the ledger.
+    """
     counted = CountedLedger(request.ledger)
     clients = request.federation.clients if request.federation else None
     calls = clients.calls if clients else 0
@@ -251,6 +250,10 @@ def measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
     result = method(replace(request, ledger=counted))
     kind = "a fastfedul.UnlearnResult"
     require_type(f"the result of {method.name}", result, UnlearnResult, kind)
+    if result.buffers is None and counted.final.buffers:
+        found = buffers_without(counted, request.gone)
+        old = () if found else (OLD_BUFFERS,)
+        result = replace(result, buffers=found, warnings=(*result.warnings, *old))
     return replace(
         result,
         seconds=time.perf_counter() - started,

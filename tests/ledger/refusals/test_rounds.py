@@ -104,6 +104,39 @@ def test_buffers_that_are_not_those_of_the_model(
     assert_refused(ledger, replace(round_of(2, "a"), buffers=buffers), named)
 
 
+@pytest.mark.parametrize(
+    ("buffers", "named"),
+    [
+        (None, "no buffers"),
+        ([3, 4], "other buffers"),
+        ({}, "other buffers"),
+        ({"seen": np.array([3, 4]), "more": np.array(1)}, "other buffers"),
+        ({"seen": np.array([3, 4, 5])}, "'seen'"),
+        ({"seen": np.array([3.0, 4.0])}, "'seen'"),
+        ({"seen": np.array([object(), 4])}, "'seen'"),
+    ],
+)
+def test_a_clients_buffers_that_are_not_those_of_the_model(
+    ledger: WritableLedger, buffers: Any, named: str
+) -> None:
+    good = round_of(2, "a", "b")
+    a, b = good.updates
+    a = replace(a, buffers=ledger.final.buffers)
+    bad = replace(good, updates=(a, replace(b, buffers=buffers)))
+    assert_refused(ledger, bad, named)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_clients_buffers_that_are_not_finite(tmp_path: Path, value: float) -> None:
+    start = Model(params(0), {"mean": np.zeros(2, np.float32)})
+    ledger = MemoryLedger.create(start)
+    [update] = round_of(0, "a").updates
+    bad = {"mean": np.array([0, value], np.float32)}
+    with pytest.raises(InvalidInputError, match="'mean' of client 'a' has NaN"):
+        ledger.append(Round(0, (replace(update, buffers=bad),)))
+    assert ledger.num_rounds == 0
+
+
 def test_a_round_number_from_numpy_is_a_number(ledger: WritableLedger) -> None:
     number: Any = np.int64(2)
     ledger.append(replace(round_of(2, "a"), index=number))

@@ -130,7 +130,12 @@ def make_round(
     total = sum(own.weight for own in usable)
     layout = before.params.layout
     updates = tuple(
-        ClientUpdate(own.client, own.weight / total, Params(layout, own.delta))
+        ClientUpdate(
+            own.client,
+            own.weight / total,
+            Params(layout, own.delta),
+            buffers=own.buffers or None,
+        )
         for own in usable
         if own.delta is not None
     )

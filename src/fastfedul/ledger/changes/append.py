@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fastfedul.ledger.chain import content_of, link
 from fastfedul.ledger.changes.adjust import add_adjustment
+from fastfedul.ledger.changes.buffers import put_buffers
 from fastfedul.ledger.changes.garbage import collect_garbage, surplus
 from fastfedul.ledger.changes.pairs import keep_pairs
 from fastfedul.ledger.changes.rewrite import step_name, update_name
@@ -43,6 +44,7 @@ def append_round(change: Transaction, recorded: RecordedRound) -> None:
             if recorded.noise is not None:
                 add_adjustment(change, recorded.index + 1, recorded.noise)
         put_state(change, recorded.model.server, recorded.index + 1, given=False)
+        put_buffers(change, recorded.buffers)
     sums_only = change.settings.history == "sums"
     rows = [
         UpdateRow(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.changes.adjust import take_adjustments
+from fastfedul.ledger.changes.buffers import drop_buffers
 from fastfedul.ledger.changes.erase_sums import erase_from_sums
 from fastfedul.ledger.changes.garbage import collect_all_garbage
 from fastfedul.ledger.changes.pairs import drop_pair
@@ -52,6 +53,7 @@ def erase_clients(
         delta: Movement of the model that is not among the adjustments; None for none.
     """
     forgotten_at = check_erasable(ledger, clients)
+    drop_buffers(change, ledger.last_buffers(), clients)
     if change.settings.history == "sums":
         worst = erase_from_sums(ledger, change, clients)
         _drop_clients(change, clients)

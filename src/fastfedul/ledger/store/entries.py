@@ -33,6 +33,9 @@ _LOCAL = ("lr", "momentum", "batch_size", "epochs")
 _PRIVACY = ("clipping_norm", "noise_stdev", "next_clipping_norm")
 """Columns of `rounds` that describe clipping and noise."""
 
+BUFFERS_PLACE = "the buffers of the last round's clients"
+"""How messages call the file of buffers."""
+
 
 def name_of(entry: ClientEntry | UpdateEntry) -> str:
     """Return the client of an entry, to sort by."""

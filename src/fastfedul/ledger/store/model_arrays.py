@@ -35,6 +35,9 @@ DTYPE_NAMES = {
 }  # fmt: skip
 """Names of dtypes in safetensors."""
 
+NO_PARAMETERS = Layout(())
+"""The layout of a file that holds buffers alone."""
+
 _BUFFER_DTYPES = {short: name for name, short in DTYPE_NAMES.items()}
 
 

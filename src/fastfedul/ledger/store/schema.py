@@ -247,7 +247,10 @@ class ModelRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class HeadRow(Row):
-    """Where the ledger stands, and how many rows the other tables have."""
+    """Where the ledger stands, and how many rows the other tables have.
+
+    `buffers` says where the buffers of the last round's clients lie in `buffers_file`.
+    """
 
     table: ClassVar[str] = "head"
 
@@ -255,6 +258,8 @@ class HeadRow(Row):
     chain: bytes
     file: int
     model: bytes
+    buffers_file: int | None
+    buffers: bytes | None
     pair_limit: float
     next_file: int
     open_file: int | None

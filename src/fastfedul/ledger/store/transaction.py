@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store import arrays
@@ -20,7 +22,7 @@ from fastfedul.ledger.store.array_files import ArrayFiles
 from fastfedul.ledger.store.arrays import ArrayWriter, Part, Source, Stored
 from fastfedul.ledger.store.differences import read_difference
 from fastfedul.ledger.store.index import Index
-from fastfedul.ledger.store.model_arrays import write_model
+from fastfedul.ledger.store.model_arrays import NO_PARAMETERS, write_model
 from fastfedul.ledger.store.request_rows import take_in
 from fastfedul.ledger.store.schema import (
     COUNTED,
@@ -30,7 +32,7 @@ from fastfedul.ledger.store.schema import (
     LedgerRow,
     ModelRow,
 )
-from fastfedul.params import Flat
+from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId, Model, ModelOrigin, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
@@ -136,6 +138,21 @@ class Transaction:
     def ledger_row(self) -> LedgerRow:
         """The row of what was decided when the ledger was created."""
         return self.index.one(LedgerRow, id=1)
+
+    def put_buffers(self, buffers: Mapping[str, Array]) -> None:
+        """Write buffers of clients; they take the place of those before."""
+        old = self.head.buffers_file
+        if old is not None:
+            self.remove_file(old)
+        if not buffers:
+            self.set(buffers_file=None, buffers=None)
+            return
+        number = self._new_number()
+        num_bytes, stored = write_model(
+            self.files, number, NO_PARAMETERS, np.empty(0, np.float32), buffers
+        )
+        self._add_file(FileRow(number, num_bytes, num_bytes, b""))
+        self.set(buffers_file=number, buffers=stored.packed())
 
     def replace_initial(self, model: Model) -> None:
         """Let a model take the place of the initial model."""

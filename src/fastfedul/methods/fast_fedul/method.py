@@ -48,7 +48,6 @@ from fastfedul.methods.fast_fedul.skews import (
 )
 from fastfedul.methods.fast_fedul.tracing import Leaving, leaving, trace
 from fastfedul.methods.protocol import (
-    OLD_BUFFERS,
     Needs,
     UnlearnRequest,
     coverage_of,
@@ -140,7 +139,6 @@ class FastFedUL:
             )
         everything = coverage_of(removal.asked)
         layout = final.params.layout
-        about_buffers = (OLD_BUFFERS,) if final.buffers else ()
         return Removal(
             params=Params(layout, cleaned),
             delta=Params(layout, found.vector),
@@ -159,7 +157,7 @@ class FastFedUL:
             reaction=found.reaction,
             seconds=time.perf_counter() - started,
             bytes_read=ledger.bytes_read + final.params.flat.nbytes,
-            warnings=(*warnings, *found.notes, *about_buffers),
+            warnings=(*warnings, *found.notes),
         )
 
 
