@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,20 @@ def test_the_numpy_federation_forgets_its_poisoner() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec("peft") is None or find_spec("transformers") is None,
-    reason="needs the extra adapters, which takes 160 MB and is not in all",
-)
-def test_a_federation_of_adapters_forgets_its_poisoner() -> None:
-    found = run_program(sys.executable, EXAMPLES / "adapters" / "adapters.py")
+@pytest.mark.parametrize("options", [(), ("--freeze-a",)])
+def test_a_federation_of_adapters_forgets_its_poisoner(options: tuple[str]) -> None:
+    program = EXAMPLES / "adapters" / "adapters.py"
+    found = run_program(sys.executable, program, *options)
     rows = {
         line.split()[0]: [float(value) for value in re.findall(r"([\d.]+)%", line)]
         for line in found.stdout.splitlines()
         if "backdoor" in line
     }
     assert "the ledger records 2,179 of 22,790 values" in found.stdout
+    [gap] = re.findall(r"mean\(B\) mean\(A\) is (\d+)% away", found.stdout)
+    assert (int(gap) == 0) == ("--freeze-a" in options)
+    if options:
+        return  # With A as drawn, twelve rounds are too few for good models.
     assert rows["before"][1] > rows["retrained"][1] + 5
     assert rows["forgotten"][1] < rows["retrained"][1] + 4
     assert rows["forgotten"][0] > rows["retrained"][0] - 4
