@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from fastfedul import (
 )
 from fastfedul.cli.ledger.contents import clients as show_clients
 from fastfedul.cli.ledger.contents import info as show_info
+from fastfedul.ledger.anchor import ANCHOR_VARIABLE
 from fastfedul.records import History, Round
 from tests.support import shrinking
 from tests.support.disk_ledgers import LAYOUT, initial_model, round_of, vector
 
 GROWING = frozenset(
     {"rounds", "updates", "clients", "files", "parts", "pairs", "events"}
+    | {"models", "requests", "adjustments"}
 )
 """Tables that have more rows the longer a federation trains."""
 
@@ -152,6 +155,45 @@ def test_the_preview_of_one_client_does_not_read_all_updates(
     with statements(monkeypatch) as traced, LedgerReader(recorded) as ledger:
         preview(ledger, ["a"])
     assert not scanned(recorded, traced) & {"updates", "files"}
+
+
+@pytest.mark.parametrize("erase", [True, False])
+def test_forgetting_one_client_with_a_certificate_reads_no_updates_of_others(
+    recorded: Path,
+    erase: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does the anchor of an operator."""
+    path = tmp_path / "ledger"
+    shutil.copytree(recorded, path)
+    monkeypatch.setenv(ANCHOR_VARIABLE, str(tmp_path / "anchor"))
+    add_request(path, "c")
+    with DiskLedger(path) as ledger:
+        history = ledger.settings.history
+        traced: list[str] = []
+        ledger.index._connection.set_trace_callback(traced.append)
+        found = forget(ledger, ["c"], erase=erase)
+        ledger.index._connection.set_trace_callback(None)
+    assert found.certificate is not None
+    read = scanned(path, traced)
+    if history == "sums" and erase:
+        # Sums are corrected for every client, and no dead vector may stay in a file.
+        assert read <= {"rounds", "clients", "pairs", "events", "parts", "files"}
+    else:
+        assert read <= {"rounds", "clients", "pairs", "events", "adjustments"}
+
+
+def test_the_anchor_of_an_append_reads_no_table(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ANCHOR_VARIABLE, str(tmp_path / "anchor"))
+    with statements(monkeypatch) as traced, DiskLedger(recorded) as ledger:
+        opened = len(traced)
+        ledger.append(round_of(ledger.num_rounds, clients=("a", "c", "d")))
+    assert scanned(recorded, traced[:opened]) == {"files"}
+    assert scanned(recorded, traced[opened:]) <= {"pairs"}
+    assert (tmp_path / "anchor").read_text().count("\n") == 2
 
 
 def test_one_client_is_looked_up_without_reading_the_others(

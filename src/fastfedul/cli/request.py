@@ -110,11 +110,11 @@ def add(
 @app.command("list")
 def list_requests(run: RunPath, json: JsonFlag = False) -> None:
     """List the requests: state, time, and certificate or refusal."""
-    with LedgerReader(run) as ledger, ledger.snapshot():
+    with LedgerReader(run) as ledger:
         folder = certificates_folder(ledger.path)
-        log = ledger.log()
+        log, requests = ledger.index.look(lambda: (ledger.log(), ledger.requests()))
         rows = []
-        for request in ledger.requests():
+        for request in requests:
             path = None
             if request.event is not None:
                 path = certificate_path(folder, log[request.event - 1])

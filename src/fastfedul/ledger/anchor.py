@@ -122,8 +122,7 @@ class Anchor:
                 f"an old anchor back; name a file elsewhere in {ANCHOR_VARIABLE}"
             )
         told = self._last(ledger.ledger_id)
-        with ledger.index.reading():
-            problem = told and _problem(ledger.index, told)
+        problem = ledger.index.look(lambda: told and _problem(ledger.index, told))
         if problem:
             raise LedgerDamagedError(
                 f"the ledger at {ledger.path} is not the one of its anchor "

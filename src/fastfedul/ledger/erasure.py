@@ -177,11 +177,13 @@ def _steps_without(
     size = ledger.settings.layout.size
     most = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
     some: list[tuple[RoundEntry, Terms]] = []
+    num_vectors = 0
     for round_ in rounds:
         terms = step_terms(ledger, round_, gone.get(round_.index, ()))
-        if some and sum(len(own[0]) for _, own in some) + len(terms[0]) > most:
+        num_vectors += len(terms[0])
+        if some and num_vectors > most:
             yield from _summed(ledger, some)
-            some = []
+            some, num_vectors = [], len(terms[0])
         some.append((round_, terms))
     if some:
         yield from _summed(ledger, some)

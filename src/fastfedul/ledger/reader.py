@@ -5,11 +5,12 @@ How bytes lie on the disk is in `store/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,7 @@ from fastfedul.ledger.store.schema import (
     PlaceRow,
     PolicyRow,
     RoundRow,
+    Row,
     StateRow,
     UpdateRow,
 )
@@ -84,6 +86,51 @@ from fastfedul.records import (
 
 _ATTEMPTS = 100
 """How often a reader may be late for the file of the current model."""
+
+_REMEMBERED = 1 << 19
+"""So many entries of rounds, updates and clients are remembered, at most about."""
+
+_FEW = 16
+_DENSE = 8
+"""More than a few vectors are looked up with all other rounds, and so remembered, if
+they are of more than one in so many rounds."""
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+Entry = TypeVar("Entry")
+Known = TypeVar("Known", bound=Sized)
+_Places = Mapping[int, tuple[int | None, bytes | None]]
+"""File and place of vectors, by round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(Generic[Entry]):
+    """Rows of all rounds, or of one client's updates.
+
+    Attributes:
+        entries: The rows as entries.
+        places: Where the vectors of the rows lie.
+    """
+
+    entries: tuple[Entry, ...]
+    places: _Places
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def _at_once(
+    method: Callable[Concatenate[LedgerReader, Given], Found],
+) -> Callable[Concatenate[LedgerReader, Given], Found]:
+    """Let a method read rows, all from one state of the index."""
+
+    @wraps(method)
+    def looked(
+        self: LedgerReader, /, *given: Given.args, **named: Given.kwargs
+    ) -> Found:
+        return self.index.look(partial(method, self, *given, **named))
+
+    return looked
 
 
 class LedgerReader:
@@ -113,18 +160,9 @@ class LedgerReader:
         """
         self.path = find_ledger(require_path(path))
         self.index = Index(self.path / INDEX, write=write)
+        self._known: dict[object, tuple[tuple[object, ...], Any]] = {}
         try:
-            with self.index.reading():
-                self.index.check_size()
-                found = self.index.format()
-                if found != FORMAT:
-                    raise LedgerError(
-                        f"{self.path} is in format {found}; this version reads format "
-                        f"{FORMAT}, so use the version of fastfedul that wrote it"
-                    )
-                self._row = self.index.one(LedgerRow, id=1)
-                policy = self.index.one(PolicyRow, id=1)
-                place = self.index.one(PlaceRow, id=1)
+            self._row, policy, place = self._opened()
             self.files = array_files(self.path / ARRAYS, place)
         except BaseException:
             self.index.close()
@@ -144,6 +182,23 @@ class LedgerReader:
             else ServerOptimizer.parse(self._row.optimizer),
         )
 
+    @_at_once
+    def _opened(self) -> tuple[LedgerRow, PolicyRow, PlaceRow]:
+        """Return the rows that say what kind of ledger this is."""
+        index = self.index
+        index.check_size()
+        found = index.format()
+        if found != FORMAT:
+            raise LedgerError(
+                f"{self.path} is in format {found}; this version reads format "
+                f"{FORMAT}, so use the version of fastfedul that wrote it"
+            )
+        return (
+            index.one(LedgerRow, id=1),
+            index.one(PolicyRow, id=1),
+            index.one(PlaceRow, id=1),
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -159,10 +214,10 @@ class LedgerReader:
         self.files.close()
 
     @property
+    @_at_once
     def settings(self) -> LedgerSettings:
         """What was decided when the ledger was created, or changed since."""
-        with self.index.reading():
-            now = self.index.one(PolicyRow, id=1)
+        now = self.index.one(PolicyRow, id=1)
         return replace(
             self._settings,
             history=now.history,
@@ -171,10 +226,10 @@ class LedgerReader:
         )
 
     @property
+    @_at_once
     def head(self) -> HeadRow:
         """Where the ledger stands."""
-        with self.index.reading():
-            return self.index.one(HeadRow, id=1)
+        return self.index.one(HeadRow, id=1)
 
     @property
     def ledger_id(self) -> str:
@@ -186,19 +241,19 @@ class LedgerReader:
         """Tags and Merkle roots of the rounds' participants."""
         return Roots(self._row)
 
+    @_at_once
     def root_of(self, index: int) -> bytes:
         """Return the stored Merkle root over a round's participants."""
-        with self.index.reading():
-            return self.index.one(RoundRow, round=index).root
+        return self.index.one(RoundRow, round=index).root
 
     @property
+    @_at_once
     def root_chain(self) -> bytes:
         """The digest that covers the chain and the roots of all rounds."""
-        with self.index.reading():
-            last = self.num_rounds - 1
-            if last < 0:
-                return first_root_link(self.ledger_id)
-            return self.index.one(RoundRow, round=last).root_chain
+        last = self.num_rounds - 1
+        if last < 0:
+            return first_root_link(self.ledger_id)
+        return self.index.one(RoundRow, round=last).root_chain
 
     @property
     def num_rounds(self) -> int:
@@ -210,10 +265,10 @@ class LedgerReader:
         """The hash chain over all rounds."""
         return self.head.chain
 
+    @_at_once
     def chain_after(self, index: int) -> bytes:
         """Return the hash chain after a round."""
-        with self.index.reading():
-            return self.index.one(RoundRow, round=index).chain
+        return self.index.one(RoundRow, round=index).chain
 
     @property
     def model_path(self) -> Path:
@@ -224,6 +279,16 @@ class LedgerReader:
     def model_digest(self) -> str:
         """The digest of the file of the model now, in hexadecimal."""
         return Stored.unpacked(self.head.model).digest.hex()
+
+    @property
+    @_at_once
+    def buffer_names(self) -> Sequence[str]:
+        """The names of the model's buffers; no value of the model is read for them."""
+        head = self.head
+        stored = Stored.unpacked(head.model)
+        return model_arrays.read_buffer_names(
+            self.files, head.file, stored, self._settings.layout, "the current model"
+        )
 
     @property
     def initial(self) -> Model:
@@ -284,55 +349,92 @@ class LedgerReader:
                     found.setdefault(row.file, state_place(row))
         return found
 
+    @_at_once
     def clients(self) -> Mapping[ClientId, ClientEntry]:
         """Return every client ever seen."""
-        with self.index.reading():
-            rows = self._all(ClientRow)
-        entries = (client_entry(row) for row in rows)
-        return {entry.client: entry for entry in sorted(entries, key=name_of)}
 
+        def read() -> dict[ClientId, ClientEntry]:
+            entries = (client_entry(row) for row in self._all(ClientRow))
+            return {entry.client: entry for entry in sorted(entries, key=name_of)}
+
+        return dict(self._remembered(ClientRow, read, ClientRow))
+
+    @_at_once
     def client(self, name: ClientId) -> ClientEntry | None:
         """Return one client; None for a stranger."""
-        with self.index.reading():
-            row = self._client_row(name)
+        row = self._client_row(name)
         return client_entry(row) if row else None
 
+    @_at_once
     def rounds(self) -> Sequence[RoundEntry]:
         """Return every round, without its arrays."""
-        with self.index.reading():
-            rows = self._all(RoundRow)
-        if any(row.round != index for index, row in enumerate(rows)):
-            raise LedgerDamagedError("a round is missing in the index")
-        return tuple(round_entry(row) for row in rows)
+        return self._rounds().entries
 
+    def _rounds(self) -> _Rows[RoundEntry]:
+        """Return every round, and where their steps lie."""
+
+        def read() -> _Rows[RoundEntry]:
+            rows = self._all(RoundRow)
+            if any(row.round != index for index, row in enumerate(rows)):
+                raise LedgerDamagedError("a round is missing in the index")
+            places = {row.round: (row.file, row.step) for row in rows}
+            return _Rows(tuple(round_entry(row) for row in rows), places)
+
+        return self._remembered(RoundRow, read, RoundRow)
+
+    @_at_once
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
         """Return one client's part in each of its rounds; nothing for a stranger."""
-        with self.index.reading():
-            row = self._client_row(client)
-            if row is None:
-                return ()
+        row = self._client_row(client)
+        return () if row is None else self._updates(row).entries
+
+    def _updates(self, row: ClientRow) -> _Rows[UpdateEntry]:
+        """Return one client's part in its rounds, and where its updates lie."""
+
+        def read() -> _Rows[UpdateEntry]:
             updates = self.index.rows(UpdateRow, None, client=row.id)
             if len(updates) != row.num_updates:
                 raise LedgerDamagedError(
-                    f"client {client!r:.80} has lost or gained a round in the index"
+                    f"client {row.name!r:.80} has lost or gained a round in the index"
                 )
             # A kept update entered the model, whatever its round made of the others.
             unsure = [update.round for update in updates if update.array is None]
             rounds = self.index.rows_by_key(RoundRow, "round", unsure)
-        return tuple(update_entry(client, u, rounds.get(u.round)) for u in updates)
+            places = {u.round: (u.file, u.array) for u in updates}
+            entries = (update_entry(row.name, u, rounds.get(u.round)) for u in updates)
+            return _Rows(tuple(entries), places)
 
+        return self._remembered(row, read, UpdateRow, RoundRow)
+
+    def _remembered(
+        self, key: object, read: Callable[[], Known], *tables: type[Row]
+    ) -> Known:
+        """Return what was read before, or read it if a table has changed since.
+
+        A method and the facts about its answer need the same rows several times.
+        """
+        state = self.index.state(*tables)
+        if key in self._known and self._known[key][0] == state:
+            known: Known = self._known[key][1]
+            return known
+        found = read()
+        if sum(len(rows) for _, rows in self._known.values()) > _REMEMBERED:
+            self._known.clear()
+        self._known[key] = (state, found)
+        return found
+
+    @_at_once
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
         """Return who took part in a round, sorted by client; nobody if none was."""
-        with self.index.reading():
-            if not 0 <= index < self.num_rounds:
-                return ()
-            round_ = self.index.one(RoundRow, round=index)
-            rows = self.index.rows(UpdateRow, None, round=index)
-            # SQLite finds these through an index of its own, which has no digests.
-            if len(rows) != round_.num_updates:
-                raise LedgerDamagedError(f"round {index} has lost a participant")
-            numbers = [row.client for row in rows]
-            names = self.index.rows_by_key(ClientRow, "id", numbers)
+        if not 0 <= index < self.num_rounds:
+            return ()
+        round_ = self.index.one(RoundRow, round=index)
+        rows = self.index.rows(UpdateRow, None, round=index)
+        # SQLite finds these through an index of its own, which has no digests.
+        if len(rows) != round_.num_updates:
+            raise LedgerDamagedError(f"round {index} has lost a participant")
+        numbers = [row.client for row in rows]
+        names = self.index.rows_by_key(ClientRow, "id", numbers)
         entries = [update_entry(names[row.client].name, row, round_) for row in rows]
         return tuple(sorted(entries, key=name_of))
 
@@ -400,28 +502,28 @@ class LedgerReader:
         """Return the events of the log: forgettings, erasures and the like."""
         return tuple(entry.event for entry in self.log())
 
+    @_at_once
     def log(self) -> Sequence[LogEntry]:
         """Return the same log with the number and digest of each entry."""
-        with self.index.reading():
-            entries = read_log(self.index)
-            if len(entries) != self.head.num_events:
-                raise self._lost("events")
+        entries = read_log(self.index)
+        if len(entries) != self.head.num_events:
+            raise self._lost("events")
         return entries
 
+    @_at_once
     def lineage(self) -> Sequence[ModelEntry]:
         """Return every model that the ledger has or had, the oldest first."""
-        with self.index.reading():
-            return model_entries(self._all(ModelRow))
+        return model_entries(self._all(ModelRow))
 
+    @_at_once
     def requests(self) -> Sequence[ForgetRequest]:
         """Return who was asked to be forgotten, in the order of asking."""
-        with self.index.reading():
-            return read_requests(self.index)
+        return read_requests(self.index)
 
+    @_at_once
     def waiting(self) -> Sequence[ForgetRequest]:
         """Return the requests that wait, in the order of asking."""
-        with self.index.reading():
-            return waiting_requests(self.index)
+        return waiting_requests(self.index)
 
     def own_difference(self, client: ClientId) -> Flat:
         """Return the difference of forgetting one client alone, over all its rounds."""
@@ -435,11 +537,11 @@ class LedgerReader:
                 return own_difference(self, client)
             return read_difference(self.index, self.files, self._settings, row)
 
+    @_at_once
     def pairs(self) -> Sequence[PairEntry]:
         """Return the kept differences of two clients; none in a ledger of rounds."""
-        with self.index.reading():
-            rows = self._all(PairRow)
-            names = self._names(rows)
+        rows = self._all(PairRow)
+        names = self._names(rows)
         return tuple(
             PairEntry(row.round, names[row.client], names[row.other], row.odds)
             for row in rows
@@ -456,10 +558,10 @@ class LedgerReader:
             sources = self._sources(vectors)
             return streaming.combine(self.files, sources, coefficients, pairs)
 
+    @_at_once
     def stack(self, vectors: Sequence[VectorRef]) -> streaming.StackedFiles:
         """Return stored vectors one under the other, to be read by columns."""
-        with self.index.reading():
-            sources = tuple(self._sources(vectors))
+        sources = tuple(self._sources(vectors))
         return streaming.StackedFiles(streaming.OpenFiles(self.files), sources)
 
     def num_array_bytes(self) -> int:
@@ -535,29 +637,27 @@ class LedgerReader:
             for row in rows
         }
 
-    def _columns(
-        self, client: ClientId | None, indices: list[int]
-    ) -> dict[int, tuple[int | None, bytes | None]]:
+    def _columns(self, client: ClientId | None, indices: list[int]) -> _Places:
         """Return where a client's updates lie by round; for None, the steps."""
+        asked = set(indices)
         if client is None:
             last = self.num_rounds
-            known = {index for index in indices if 0 <= index < last}
+            if _are_most(asked, last):
+                return self._rounds().places
+            known = {index for index in asked if 0 <= index < last}
             rounds = self.index.rows_by_key(RoundRow, "round", known)
-            return {i: (row.file, row.step) for i, row in rounds.items()}
+            return {i: (one.file, one.step) for i, one in rounds.items()}
         row = self._client_row(client)
         if row is None:
             return {}
-        asked = set(indices)
-        span = (min(asked), max(asked))
-        if len(asked) < (span[1] - span[0]) / 8:
-            found = [
-                update
-                for index in asked
-                for update in self.index.rows(UpdateRow, client=row.id, round=index)
-            ]
-        else:
-            found = self.index.rows(UpdateRow, span, client=row.id)
-        return {u.round: (u.file, u.array) for u in found if u.round in asked}
+        if _are_most(asked, row.num_updates):
+            return self._updates(row).places
+        found = [
+            update
+            for index in asked
+            for update in self.index.rows(UpdateRow, client=row.id, round=index)
+        ]
+        return {update.round: (update.file, update.array) for update in found}
 
     def _model(self, file: int, column: bytes, place: str) -> Model:
         layout = self._settings.layout
@@ -567,3 +667,8 @@ class LedgerReader:
                 self.files, file, stored, layout, place
             )
         return Model(Params(layout, flat), buffers)
+
+
+def _are_most(asked: Set[int], count: int) -> bool:
+    """Return whether all rounds should be read for the sake of some of them."""
+    return len(asked) > _FEW and len(asked) * _DENSE > count

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from fastfedul.cli.local_training import show_training, training_spans
+from fastfedul.cli.local_training import (
+    TrainingSpan,
+    show_training,
+    training_spans,
+)
 from fastfedul.cli.options import LedgerPath
 from fastfedul.cli.output import (
     JsonFlag,
@@ -27,51 +32,12 @@ from fastfedul.ledger.store.schema import FORMAT
 
 def info(path: LedgerPath, json: JsonFlag = False) -> None:
     """Show rounds, clients, settings, size, and who was forgotten."""
-    with LedgerReader(path) as ledger, ledger.snapshot():
-        clients = ledger.clients().values()
-        states = {
-            state: sum(client.state == state for client in clients)
-            for state in ("active", "forgotten", "erased")
-        }
-        settings = ledger.settings
-        spans = training_spans(ledger.rounds())
-        facts: dict[str, Any] = {
-            "path": str(ledger.path),
-            "format": FORMAT,
-            "ledger_id": ledger.ledger_id,
-            "federation": settings.federation,
-            "rounds": ledger.num_rounds,
-            "clients": states,
-            "parameters": settings.layout.size,
-            "arrays": len(settings.layout.slots),
-            "buffers": sorted(ledger.final.buffers),
-            "aggregation": settings.aggregation,
-            "server_optimizer": str(settings.optimizer) if settings.optimizer else None,
-            "update_dtype": settings.update_dtype,
-            "step_dtype": settings.step_dtype,
-            "history": settings.history,
-            "sums_from": settings.sums_from,
-            "local_training": [asdict(span) for span in spans],
-            "budget": settings.budget,
-            "dropped": dropped_by(ledger).details(),
-            "clients_with_drops": sum(client.num_dropped > 0 for client in clients),
-            "bytes": ledger.num_array_bytes(),
-            "arrays_at": ledger.files.address,
-            "chain": ledger.chain.hex(),
-            "model": str(ledger.model_path),
-            "events": [
-                {
-                    "time": event.time,
-                    "kind": event.kind,
-                    "clients": list(event.clients),
-                    "details": dict(event.details),
-                }
-                for event in ledger.events()
-            ],
-        }
+    with LedgerReader(path) as ledger:
+        settings, spans, facts = ledger.index.look(partial(_facts, ledger))
     if json:
         print_json(facts)
         return
+    states = facts["clients"]
     people = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     print_facts(
         f"Ledger {path}",
@@ -96,6 +62,54 @@ def info(path: LedgerPath, json: JsonFlag = False) -> None:
         out().print(f"{event['time']}  {_told(event)}", markup=False)
 
 
+def _facts(
+    ledger: LedgerReader,
+) -> tuple[LedgerSettings, list[TrainingSpan], dict[str, Any]]:
+    """Return settings, local training, and everything that `info --json` shows."""
+    clients = ledger.clients().values()
+    states = {
+        state: sum(client.state == state for client in clients)
+        for state in ("active", "forgotten", "erased")
+    }
+    settings = ledger.settings
+    spans = training_spans(ledger.rounds())
+    facts = {
+        "path": str(ledger.path),
+        "format": FORMAT,
+        "ledger_id": ledger.ledger_id,
+        "federation": settings.federation,
+        "rounds": ledger.num_rounds,
+        "clients": states,
+        "parameters": settings.layout.size,
+        "arrays": len(settings.layout.slots),
+        "buffers": list(ledger.buffer_names),
+        "aggregation": settings.aggregation,
+        "server_optimizer": str(settings.optimizer) if settings.optimizer else None,
+        "update_dtype": settings.update_dtype,
+        "step_dtype": settings.step_dtype,
+        "history": settings.history,
+        "sums_from": settings.sums_from,
+        "local_training": [asdict(span) for span in spans],
+        "budget": settings.budget,
+        "dropped": dropped_by(ledger).details(),
+        "clients_with_drops": sum(client.num_dropped > 0 for client in clients),
+        "bytes": ledger.num_array_bytes(),
+        "arrays_at": ledger.files.address,
+        "chain": ledger.chain.hex(),
+        "model": str(ledger.model_path),
+        "events": [
+            {
+                "time": event.time,
+                "kind": event.kind,
+                "clients": list(event.clients),
+                "details": dict(event.details),
+            }
+            for event in ledger.events()
+        ],
+    }
+    return settings, spans, facts
+
+
 def lineage(
     path: LedgerPath,
     picture: Annotated[
@@ -111,7 +125,7 @@ def lineage(
     """
     from fastfedul.report.lineage_chart import draw_lineage, stages_of
 
-    with LedgerReader(path) as ledger, ledger.snapshot():
+    with LedgerReader(path) as ledger:
         models, ledger_id = ledger.lineage(), ledger.ledger_id
     if picture is not None:
         draw_lineage(models, picture)
@@ -128,8 +142,10 @@ def lineage(
 
 def clients(path: LedgerPath, json: JsonFlag = False) -> None:
     """List the clients: rounds, share, kept updates, norm of updates."""
-    with LedgerReader(path) as ledger, ledger.snapshot():
-        sums_only = ledger.settings.history == "sums"
+    with LedgerReader(path) as ledger:
+        sums_only, entries = ledger.index.look(
+            lambda: (ledger.settings.history == "sums", ledger.clients())
+        )
         kept = "updates in its sum" if sums_only else "updates kept"
         rows = [
             {
@@ -142,7 +158,7 @@ def clients(path: LedgerPath, json: JsonFlag = False) -> None:
                 "dropped": entry.num_dropped,
                 "norm": entry.mean_norm,
             }
-            for name, entry in ledger.clients().items()
+            for name, entry in entries.items()
         ]
     if json:
         print_json({"clients": rows})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fastfedul.ledger.store.schema import AdjustmentRow
 from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.ledger.store.transaction import Transaction
@@ -19,12 +17,10 @@ def add_adjustment(change: Transaction, index: int, difference: Flat) -> None:
     change.index.add(AdjustmentRow(index, file, stored.packed()))
 
 
-def take_adjustments(change: Transaction) -> Flat:
-    """Return the sum of all corrections of the model; the ledger then has none."""
-    total = np.zeros(change.settings.layout.size, np.float32)
+def take_adjustments(change: Transaction, onto: Flat) -> None:
+    """Add all corrections of the model to a vector; the ledger then has none."""
     for old in change.index.rows(AdjustmentRow):
-        total += _taken(change, old)
-    return total
+        onto += _taken(change, old)
 
 
 def _taken(change: Transaction, old: AdjustmentRow) -> Flat:

@@ -63,17 +63,14 @@ def erase_clients(
         return {"sums_off": worst}
     replayed = change.settings.aggregation != MEAN
     added = _Replayed(ledger, forgotten_at) if replayed else None
-    shift = take_adjustments(change)
-    if delta is not None:
-        shift += delta
-    if change.settings.optimizer is not None:
-        found_by_server = replayed_without(ledger, clients, forgotten_at)
-        shift -= found_by_server.marks[0]
-        replace_states(change, found_by_server.states)
-    elif added is None:
-        shift -= correction_of(ledger, clients, forgotten_at)
     if added is None:
-        _shift_initial(change, ledger.initial, shift)
+        # No name for the vector, so that it is gone when rounds are rewritten.
+        _shift_initial(
+            ledger,
+            change,
+            _moved_by_steps(ledger, change, clients, forgotten_at),
+            delta,
+        )
     rows = [change.client(client) for client in clients]
     numbers = frozenset(row.id for row in rows)
     touched = {
@@ -84,18 +81,45 @@ def erase_clients(
     found |= change.index.rows_by_key(RoundRow, "round", near)
     rounds = rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
     if added is not None:
-        shift -= added.total.astype(np.float32)
-        _shift_initial(change, ledger.initial, shift)
+        _shift_initial(ledger, change, added.total.astype(np.float32), delta)
     relink(change, rounds, whole=True)
     _drop_clients(change, clients)
     return {}
 
 
-def _shift_initial(change: Transaction, initial: Model, shift: Flat) -> None:
-    """Move the initial model, so that the steps still lead to the current model."""
-    shift += initial.params.flat
-    params = Params(change.settings.layout, shift)
-    change.replace_initial(Model(params, initial.buffers))
+def _moved_by_steps(
+    ledger: Ledger, change: Transaction, clients: Sequence[ClientId], before: int
+) -> Flat:
+    """Return how much further the steps lead without the clients; states follow."""
+    if change.settings.optimizer is None:
+        return correction_of(ledger, clients, before)
+    found = replayed_without(ledger, clients, before)
+    replace_states(change, found.states)
+    moved: Flat = found.marks[0]
+    return moved
+
+
+def _shift_initial(
+    ledger: Ledger, change: Transaction, moved: Flat, delta: Flat | None
+) -> None:
+    """Move the initial model, so that the steps still lead to the current model.
+
+    Args:
+        ledger: The ledger, as it stands in the transaction.
+        change: The transaction.
+        moved: How much further the steps lead; the vector is used up.
+        delta: Movement of the model that is not among the adjustments; None for none.
+    """
+    np.negative(moved, out=moved)
+    if delta is not None:
+        moved += delta
+    take_adjustments(change, moved)
+    initial = ledger.initial
+    moved += initial.params.flat
+    buffers = initial.buffers
+    del initial
+    params = Params(change.settings.layout, moved)
+    change.replace_initial(Model(params, buffers))
 
 
 class _Replayed:

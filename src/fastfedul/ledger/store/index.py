@@ -2,7 +2,7 @@
 
 Rollback journal and synchronous=EXTRA: when a commit returns, it survives power loss,
 and once it has returned there is no side file in which a flipped byte could undo it.
-Who only reads does so in a copy, so that no reader keeps the writer waiting.
+Who only reads takes no lock, so that no reader keeps the writer waiting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +23,14 @@ from fastfedul.ledger.store.index_image import (
     TIMEOUT_SECONDS,
     Image,
     is_quiet_asked,
+    look_into,
     read_image,
     uri_of,
 )
 from fastfedul.ledger.store.schema import (
     COUNTED,
     NAMES_AGAIN,
+    ROWS,
     ClientRow,
     HeadRow,
     PairRow,
@@ -52,18 +54,26 @@ _CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 Span = tuple[int, int]
 AnyRow = TypeVar("AnyRow", bound=Row)
+Found = TypeVar("Found")
+
+_LOOKS = 3
+"""How often a reader looks into the file itself before it takes a copy."""
 
 
 class Index:
-    """An open index; reads happen inside `reading()`, writes inside `writing()`."""
+    """An open index; writes happen inside `writing()`.
+
+    Reads happen inside `reading()`, or in a function that `look` calls.
+    """
 
     def __init__(self, path: Path, *, write: bool, create: bool = False) -> None:
         self.path = path
         self._image: Image | None = None
+        self._changes = {row.table: 0 for row in ROWS}
         self.counts: dict[str, int] = {}
         self._waited = False
         if not write:
-            self._image = read_image(path)
+            self._image = look_into(path) or read_image(path)
             self._connection = self._image.connection
             return
         try:
@@ -129,12 +139,56 @@ class Index:
         """Return whether a view that begins now would be the same as the last one."""
         return self._image is None or self._image.is_current(self.path)
 
+    def look(self, read: Callable[[], Found]) -> Found:
+        """Return what a function reads, all of it from one state of the index.
+
+        A reader reads in the file itself, and calls the function again if a commit came
+        in between. So a look costs as much as the rows that it reads, however large the
+        index is.
+        """
+        if self._image is not None and not self.is_viewed():
+            for _ in range(_LOOKS):
+                if not self.is_current() and not self._take(look_into(self.path)):
+                    continue
+                try:
+                    self._execute("BEGIN")
+                    found = read()
+                except LedgerError:
+                    if self.is_current():
+                        raise
+                    continue
+                finally:
+                    self._roll_back()
+                if self.is_current():
+                    return found
+        with self.reading():
+            return read()
+
+    def state(self, *rows: type[Row]) -> tuple[object, ...]:
+        """Return values that stay equal only as long as some tables stay the same.
+
+        Call it inside `reading()` or `writing()`.
+        """
+        since = self._commits() if self._image is None else self._image
+        return (since, *(self._changes[row.table] for row in rows))
+
     def _refresh(self) -> None:
-        """Take a new copy of the index if there was a commit since the last one."""
-        if not self.is_current():
-            self._image = read_image(self.path)
+        """Take a copy of the index unless the reader has one of its latest commit."""
+        if self._image is None:
+            return
+        if not self._image.is_copy or not self.is_current():
+            self._take(read_image(self.path))
+
+    def _take(self, image: Image | None) -> bool:
+        """Read in another view from now on; return whether there is one."""
+        if image is not None:
             self._connection.close()
-            self._connection = self._image.connection
+            self._image, self._connection = image, image.connection
+        return image is not None
+
+    def _commits(self) -> int:
+        """Return how many commits there were, modulo 2 to the power of 31."""
+        return int(self._fetch("PRAGMA user_version")[0][0])
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -145,12 +199,13 @@ class Index:
             self._execute("BEGIN IMMEDIATE")
             yield
             # Readers see by it that there was a commit.
-            commits = int(self._fetch("PRAGMA user_version")[0][0])
-            self._execute(f"PRAGMA user_version={(commits + 1) % 2**31}")
+            self._execute(f"PRAGMA user_version={(self._commits() + 1) % 2**31}")
             self._let_readers_copy()
             self._execute("COMMIT")
         except BaseException:
             self._roll_back()
+            # The rows that were read in between do not count, either.
+            self._changes = {table: n + 1 for table, n in self._changes.items()}
             raise
 
     def _let_readers_copy(self) -> None:
@@ -180,6 +235,7 @@ class Index:
         if not rows:
             return
         table = rows[0].table
+        self._changes[table] += 1
         marks = ", ".join("?" * (len(names(type(rows[0]))) + 1))
         digested = []
         for row in rows:
@@ -194,6 +250,7 @@ class Index:
         """Remove the rows whose columns have these values; all without any."""
         where = " AND ".join(f"{column} = ?" for column in equal)
         clause = f" WHERE {where}" if where else ""
+        self._changes[row.table] += 1
         cursor = self._execute(
             f"DELETE FROM {row.table}{clause}", tuple(equal.values())
         )

@@ -1,7 +1,9 @@
-"""Copies of an index in memory, which readers make without a lock.
+"""Views of an index that readers take without a lock: the file itself, or a copy.
 
 A reader that holds a lock of SQLite keeps the writer from committing, and a stopped
-process never lets go of its lock. So a reader copies the index without a lock:
+process never lets go of its lock. Who can begin again reads in the file itself, and
+looks afterwards whether a commit came in between. Whoever needs one view for longer
+copies the index, which takes time and memory in proportion to its size:
 
 - If a commit goes on, or was interrupted, its journal has the pages as they were. The
   reader puts them into its copy, and has the state before that commit.
@@ -57,11 +59,12 @@ Stamp = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A copy of an index.
+    """A view of an index as one commit left it.
 
     Attributes:
-        connection: The copy, a database in memory.
-        file_bytes: Size of the file when the copy was made, and without the pages of
+        connection: The copy, a database in memory; or the file itself.
+        is_copy: Whether the view stays as it is when the file changes.
+        file_bytes: Size of the file when the view was taken, and without the pages of
             a commit that went on.
         stamp: Identity, size and times of the file.
         version: Number of commits so far.
@@ -70,6 +73,7 @@ class Image:
     """
 
     connection: sqlite3.Connection
+    is_copy: bool
     file_bytes: int
     stamp: Stamp
     version: int
@@ -77,7 +81,7 @@ class Image:
     journal: bytes
 
     def is_current(self, path: Path) -> bool:
-        """Return whether the file is as it was when the copy was made."""
+        """Return whether the file is as it was when the view was taken."""
         if _stamp_of(path) != self.stamp:
             return False
         if self.settled:
@@ -92,6 +96,29 @@ def uri_of(path: Path, options: str) -> str:
     """Return the address by which SQLite opens a file."""
     quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f")
     return f"file:{quoted.replace('#', '%23')}?{options}"
+
+
+def look_into(path: Path) -> Image | None:
+    """Return a view of the file itself; None if it is damaged, or a commit goes on.
+
+    Whoever reads in it must ask afterwards whether the view is current.
+    """
+    stamp, now = _stamp_of(path), time.time_ns()
+    with sqlite_errors(path):
+        connection = _connect_unlocked(path)
+    version = None
+    try:
+        with sqlite_errors(path):
+            connection.execute("PRAGMA query_only=ON")
+            version = _user_version(connection)
+    except LedgerDamagedError:
+        pass  # Half of a commit can look like damage; a copy tells them apart.
+    # A commit that is still writing may have written its version already.
+    if version is None or read_journal(path) is not None:
+        connection.close()
+        return None
+    settled = _is_settled(stamp, now)
+    return Image(connection, False, stamp[2], stamp, version, settled, b"")
 
 
 def read_image(path: Path) -> Image:
@@ -145,7 +172,7 @@ def _copy(path: Path) -> Image | None:
             or not _has_version(path, version)
         ):
             return None
-        settled = now - max(stamp[3:]) > _CLOCK_TICK_NS
+        settled = _is_settled(stamp, now)
         return _image_of(path, content, stamp, version, settled=settled)
     if after is None or after.header != journal.header:
         return None
@@ -229,20 +256,32 @@ def _image_of(
         copy.execute("PRAGMA query_only=ON")
     size = stamp[2] if journal is None else len(content)
     header = b"" if journal is None else journal.header
-    return Image(copy, size, stamp, version, settled, header)
+    return Image(copy, True, size, stamp, version, settled, header)
 
 
 @contextlib.contextmanager
 def _unlocked(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open an index without a lock.
+    """Open an index without a lock for the time of a `with` block."""
+    with contextlib.closing(_connect_unlocked(path)) as connection:
+        yield connection
+
+
+def _connect_unlocked(path: Path) -> sqlite3.Connection:
+    """Return a connection to an index that takes no lock.
 
     By SQLite and not as a plain file, see `_plain_bytes`.
     """
-    address = uri_of(path, "mode=ro&immutable=1")
-    with contextlib.closing(
-        sqlite3.connect(address, uri=True, isolation_level=None)
-    ) as connection:
-        yield connection
+    return sqlite3.connect(
+        uri_of(path, "mode=ro&immutable=1"),
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _is_settled(stamp: Stamp, now: int) -> bool:
+    """Return whether any commit after this time gives a file another stamp."""
+    return now - max(stamp[3:]) > _CLOCK_TICK_NS
 
 
 def _has_version(path: Path, version: int) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from xxhash import xxh3_64_digest
 
 from fastfedul.errors import LedgerDamagedError
-from fastfedul.ledger.store.array_files import ArrayFiles
+from fastfedul.ledger.store.array_files import ArrayFile, ArrayFiles
 from fastfedul.ledger.store.arrays import (
     BLOCK_VALUES,
     CHECKSUM_BYTES,
@@ -98,13 +99,7 @@ def read_model(
 ) -> tuple[Flat, dict[str, Array]]:
     """Return parameters and buffers of a model file, every byte checked."""
     with files.opened(number, place) as file:
-        num_bytes = file.num_bytes()
-        length = int.from_bytes(file.read(8, 0, place), "little")
-        if not 0 < length <= num_bytes:
-            raise LedgerDamagedError(f"{place}: the file's header is damaged")
-        header = file.read(8 + length, 0, place)
-        if xxh3_64_digest(header) != stored.checksum(0):
-            raise LedgerDamagedError(f"{place}: the file's header is damaged")
+        header = _header_of(file, stored, place)
         values = Stored(len(header), stored.digest, stored.checksums[CHECKSUM_BYTES:])
         source = Source(number, values, "float32", layout.size, place)
         flat = np.empty(layout.size, np.float32)
@@ -112,17 +107,40 @@ def read_model(
             start, stop = (i * BLOCK_VALUES for i in (first, first + _BLOCKS_AT_ONCE))
             read_blocks(file, source, first, flat[start:stop])
         tail_start = len(header) + flat.nbytes
-        tail = file.read(num_bytes - tail_start, tail_start, place)
+        tail = file.read(file.num_bytes() - tail_start, tail_start, place)
         if (xxh3_64_digest(tail) if tail else b"") != values.checksum(
             source.num_blocks
         ):
             raise LedgerDamagedError(f"{place}: the buffers are damaged")
-    known = {slot.name for slot in layout.slots}
     buffers = {}
-    for name, entry in json.loads(header[8:]).items():
-        if name not in known:
-            begin, end = (offset - flat.nbytes for offset in entry["data_offsets"])
-            dtype = np.dtype(_BUFFER_DTYPES[entry["dtype"]])
-            data = np.frombuffer(tail[begin:end], dtype)
-            buffers[name] = data.reshape(entry["shape"])
+    for name, entry in _buffers_in(header, layout).items():
+        begin, end = (offset - flat.nbytes for offset in entry["data_offsets"])
+        dtype = np.dtype(_BUFFER_DTYPES[entry["dtype"]])
+        data = np.frombuffer(tail[begin:end], dtype)
+        buffers[name] = data.reshape(entry["shape"])
     return flat, buffers
+
+
+def read_buffer_names(
+    files: ArrayFiles, number: int, stored: Stored, layout: Layout, place: str
+) -> tuple[str, ...]:
+    """Return the sorted names of a model file's buffers; only its header is read."""
+    with files.opened(number, place) as file:
+        header = _header_of(file, stored, place)
+    return tuple(sorted(_buffers_in(header, layout)))
+
+
+def _header_of(file: ArrayFile, stored: Stored, place: str) -> bytes:
+    """Return the checked header of a model file, with its length field."""
+    length = int.from_bytes(file.read(8, 0, place), "little")
+    if 0 < length <= file.num_bytes():
+        header = file.read(8 + length, 0, place)
+        if xxh3_64_digest(header) == stored.checksum(0):
+            return header
+    raise LedgerDamagedError(f"{place}: the file's header is damaged")
+
+
+def _buffers_in(header: bytes, layout: Layout) -> dict[str, Any]:
+    """Return the entries of the buffers in a model file's header."""
+    known = {slot.name for slot in layout.slots}
+    return {n: e for n, e in json.loads(header[8:]).items() if n not in known}
