@@ -17,27 +17,30 @@ class FastFedULError(Exception):
 
 
 class InvalidInputError(FastFedULError):
-    """The caller's input cannot be used as it is."""
+    """The caller's input cannot be used as it is; a command ends with exit code 2."""
+
+
+class MissingPackageError(FastFedULError, ImportError):
+    """A package is not installed; the message names the extra that installs it."""
+
+    def __init__(self, extra: str, what: str) -> None:
+        super().__init__(f"{what}; run pip install 'fastfedul[{extra}]'")
 
 
 class UnknownClientError(InvalidInputError):
     """The ledger has never seen a client of this name."""
 
 
-class AlreadyForgottenError(InvalidInputError):
-    """The client was forgotten before, so nothing is left to do."""
-
-
 class NothingToPoisonError(InvalidInputError):
     """An attacker has no example that its attack could poison."""
 
 
-class RequestClosedError(InvalidInputError):
-    """The request does not wait any more."""
-
-
 class LedgerError(FastFedULError):
     """The ledger cannot be opened, read or written."""
+
+
+class NoLedgerError(LedgerError, InvalidInputError):
+    """The path has no ledger, or no ledger can be made there."""
 
 
 class LedgerDamagedError(LedgerError):
@@ -50,6 +53,14 @@ class LedgerLockedError(LedgerError):
 
 class UnlearnRefusedError(FastFedULError):
     """The method cannot answer this request from this ledger."""
+
+
+class AlreadyForgottenError(UnlearnRefusedError):
+    """The client was forgotten before, so nothing is left to do."""
+
+
+class RequestClosedError(UnlearnRefusedError):
+    """The request does not wait any more."""
 
 
 class NotAcceptedError(UnlearnRefusedError):
@@ -65,14 +76,12 @@ def require_extra(extra: str, what: str) -> Iterator[None]:
         what: The reason to need the package, such as `pages need Jinja2`.
 
     Raises:
-        InvalidInputError: If an import in the block fails.
+        MissingPackageError: If an import in the block fails.
     """
     try:
         yield
     except ImportError:
-        raise InvalidInputError(
-            f"{what}; install it with pip install 'fastfedul[{extra}]'"
-        ) from None
+        raise MissingPackageError(extra, what) from None
 
 
 def name_some(names: Iterable[str], most: int = 3) -> str:

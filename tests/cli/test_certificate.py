@@ -88,7 +88,7 @@ def test_only_a_trusted_key_gives_exit_code_0(ledger: Path, tmp_path: Path) -> N
     run_json("key", "distrust", made["fingerprint"][:12])
     run("certificate", "check", alone, code=3)
     assert "0 trusted keys" in one_line(
-        run("key", "distrust", made["fingerprint"], code=1)
+        run("key", "distrust", made["fingerprint"], code=2)
     )
     assert "trust no key yet" in run("key", "trusted").stdout
 
@@ -151,17 +151,17 @@ def test_a_check_exits_with_2_where_there_is_nothing_to_check(
 def test_keys_are_made_once_and_shown_without_the_private_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "key new" in one_line(run("key", "show", code=1))
+    assert "key new" in one_line(run("key", "show", code=2))
     made = run_json("key", "new")
     path = Path(made["path"])
     assert path == tmp_path / "config" / "fastfedul" / "signing.pem"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "not overwritten" in one_line(run("key", "new", code=1))
+    assert "not overwritten" in one_line(run("key", "new", code=2))
     shown = run_json("key", "show", "--public-key", tmp_path / "signer.pub")
     assert shown["fingerprint"] == made["fingerprint"]
     assert (tmp_path / "signer.pub").read_text() == made["public_key"]
     assert "cannot write" in one_line(
-        run("key", "show", "--public-key", tmp_path / "signer.pub", code=1)
+        run("key", "show", "--public-key", tmp_path / "signer.pub", code=2)
     )
     secret = path.read_text().splitlines()[1]
     text = run("key", "show", f"file:{path}").stdout
@@ -170,6 +170,6 @@ def test_keys_are_made_once_and_shown_without_the_private_part(
     elsewhere = run("key", "new", tmp_path / "another.pem").stdout
     assert "export FASTFEDUL_KEY=" in elsewhere
     monkeypatch.setenv("FASTFEDUL_KEY", "awskms:alias/forgetting")
-    assert "which is no file" in one_line(run("key", "new", code=1))
+    assert "which is no file" in one_line(run("key", "new", code=2))
     path.chmod(0o644)
-    assert "chmod 600" in one_line(run("key", "show", path, code=1))
+    assert "chmod 600" in one_line(run("key", "show", path, code=2))

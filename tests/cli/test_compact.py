@@ -35,7 +35,7 @@ def history_of(path: Path) -> str:
 
 
 def test_without_yes_and_without_a_terminal_nothing_happens(ledger: Path) -> None:
-    found = run("ledger", "compact", ledger, code=1)
+    found = run("ledger", "compact", ledger, code=2)
     assert "add --yes" in found.stderr
     assert "Losses:" in found.stdout
     assert history_of(ledger) == "rounds"
@@ -96,7 +96,7 @@ def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> N
 
 
 def test_only_clients_of_enough_rounds_get_a_sum(ledger: Path) -> None:
-    refused = run("ledger", "compact", ledger, "--yes", "--keep", "top:2", code=1)
+    refused = run("ledger", "compact", ledger, "--yes", "--keep", "top:2", code=2)
     assert "--keep is sums or sums:K here" in " ".join(refused.stderr.split())
     assert history_of(ledger) == "rounds"
     run("ledger", "compact", ledger, "--yes", "--keep", "sums:9")
@@ -197,6 +197,6 @@ def test_wrong_options_get_one_line(
     options: list[str], reason: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch", reason="training needs the extra torch")
-    error = run("train", tmp_path / "run", *options, code=1).stderr
+    error = run("train", tmp_path / "run", *options, code=2).stderr
     assert reason in " ".join(error.split())
     assert not (tmp_path / "run" / "ledger").exists()

@@ -202,14 +202,14 @@ def test_an_error_is_found_before_anything_is_trained(
     options: tuple[str, ...], reason: str, folder: Path
 ) -> None:
     before = sorted(folder.rglob("*"))
-    found = run_json("compare", "run", *options, code=1, cwd=folder)
+    found = run_json("compare", "run", *options, code=2, cwd=folder)
     assert list(found) == ["error"]
     assert reason in found["error"]
     assert sorted(folder.rglob("*")) == before
 
 
 def test_without_json_an_error_is_one_line(folder: Path) -> None:
-    told = run("compare", "run", "--seeds", "x", code=1, cwd=folder)
+    told = run("compare", "run", "--seeds", "x", code=2, cwd=folder)
     [line] = told.stderr.splitlines()
     assert line.startswith("error: cannot read --seeds 'x'; write whole numbers")
     assert told.stdout == ""
@@ -223,11 +223,11 @@ def test_other_seeds_must_be_runs_of_the_same_options(
     seeds = ("compare", "run", "--seeds", "4,5", "--methods", "fast-fedul")
     (place / "run-seed-5").mkdir()
     (place / "run-seed-5" / "letter.txt").write_text("keep me")
-    assert "run-seed-5 is no run" in run(*seeds, code=1, cwd=place).stderr
+    assert "run-seed-5 is no run" in run(*seeds, code=2, cwd=place).stderr
     shutil.rmtree(place / "run-seed-5")
     other = ("--rounds", 2, "--attack", "pixel", "--seed", 5)
     run("train", "run-seed-5", *QUICK, *other, "--lr", 0.2, cwd=place)
-    said = run(*seeds, code=1, cwd=place).stderr
+    said = run(*seeds, code=2, cwd=place).stderr
     assert "run-seed-5 is a run with --lr 0.2, and run has " in said
     shutil.rmtree(place / "run-seed-5")
     # Fewer rounds are no other options: the run goes on to as many as the others have.
@@ -236,7 +236,7 @@ def test_other_seeds_must_be_runs_of_the_same_options(
     with LedgerReader(place / "run-seed-5") as ledger:
         assert ledger.num_rounds == 3
     run("forget", "run", "client-1", cwd=place)
-    said = run(*seeds, code=1, cwd=place).stderr
+    said = run(*seeds, code=2, cwd=place).stderr
     assert "'client-1' was forgotten from run, and the runs of other seeds" in said
 
 
@@ -323,4 +323,4 @@ def test_without_the_package_of_pages_the_numbers_are_shown(
     assert "warning: no page was written: pages need Jinja2" in shown.stderr
     assert run_json(*command, cwd=place)["report"] is None
     said = run(*command, "--out", "page.html", code=1, cwd=place).stderr
-    assert said.startswith("error: pages need Jinja2; install it with pip install")
+    assert said.startswith("error: pages need Jinja2; run pip install")

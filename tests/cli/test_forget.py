@@ -214,23 +214,23 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
     before = model_of(ledger)
-    assert "did you mean 'ann'" in one_line(run("forget", ledger, "anne", code=1))
-    assert "samples" in one_line(run("forget", ledger, "ann", "--sample", 3, code=1))
-    assert "0 to 1" in one_line(run("forget", ledger, "ann", "--damping", 2, code=1))
+    assert "did you mean 'ann'" in one_line(run("forget", ledger, "anne", code=2))
+    assert "samples" in one_line(run("forget", ledger, "ann", "--sample", 3, code=2))
+    assert "0 to 1" in one_line(run("forget", ledger, "ann", "--damping", 2, code=2))
     nowhere = tmp_path / "no" / "such" / "place.safetensors"
     assert "cannot write" in one_line(
-        run("forget", ledger, "ann", "--out", nowhere, code=1)
+        run("forget", ledger, "ann", "--out", nowhere, code=2)
     )
-    assert "nothing at" in one_line(run("forget", tmp_path / "none", "ann", code=1))
-    assert "not a ledger" in one_line(run("forget", ledger / "arrays", "a", code=1))
+    assert "nothing at" in one_line(run("forget", tmp_path / "none", "ann", code=2))
+    assert "not a ledger" in one_line(run("forget", ledger / "arrays", "a", code=2))
     run("forget", ledger, "ann", "--damping", "much", code=2)
-    unknown = run("forget", ledger, "ann", "--skew", "diagonal", code=1)
+    unknown = run("forget", ledger, "ann", "--skew", "diagonal", code=2)
     assert "kronecker, scalar, none" in one_line(unknown)
-    unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=1)
+    unmeasured = run("forget", ledger, "ann", "--max-drop", 0.1, code=2)
     assert "needs --validation" in one_line(unmeasured)
     images = ("--validation", tmp_path / "none.npz")
     assert "ledger.federation.toml" in one_line(
-        run("forget", ledger, "ann", *images, code=1)
+        run("forget", ledger, "ann", *images, code=2)
     )
     run("forget", ledger, code=2)
     np.testing.assert_array_equal(model_of(ledger), before)
@@ -254,7 +254,7 @@ def test_a_model_is_never_written_over_the_ledger_nor_where_no_file_can_be(
         (tmp_path / "pipe.safetensors", "it is there and no file"),
         (tmp_path / "nothing" / "clean.safetensors", "make it first"),
     ):
-        found = run("forget", ledger, "ann", "--out", place, *options, code=1)
+        found = run("forget", ledger, "ann", "--out", place, *options, code=2)
         assert said in one_line(found)
     assert index.read_bytes() == before
     assert run_json("ledger", "verify", ledger)["strays"] == 0
@@ -281,7 +281,7 @@ def test_an_option_without_effect_is_refused(
     options: tuple[str, ...], said: str, ledger: Path
 ) -> None:
     before = model_of(ledger)
-    assert said in one_line(run("forget", ledger, "ann", *options, code=1))
+    assert said in one_line(run("forget", ledger, "ann", *options, code=2))
     np.testing.assert_array_equal(model_of(ledger), before)
 
 
@@ -403,12 +403,12 @@ def test_json_always_has_a_damping(ledger: Path, skew: str) -> None:
 def test_a_model_file_of_another_kind_is_refused_before_anything_happens(
     ledger: Path, tmp_path: Path
 ) -> None:
-    line = one_line(run("forget", ledger, "ann", "--out", tmp_path / "x.pt", code=1))
+    line = one_line(run("forget", ledger, "ann", "--out", tmp_path / "x.pt", code=2))
     assert "must end in .safetensors" in line
     assert not run_json("ledger", "info", ledger)["events"]
 
 
 def test_a_setting_that_is_given_twice_is_refused(ledger: Path) -> None:
     words = ("--damping", 0.1, "--set", "damping=0.2")
-    done = run("forget", ledger, "cyd", *words, code=1)
+    done = run("forget", ledger, "cyd", *words, code=2)
     assert "damping is given twice, as --damping and with --set" in one_line(done)

@@ -36,10 +36,10 @@ def verified(path: Path, code: int) -> dict[str, Any]:
     return facts
 
 
-def refused(*arguments: object, before: tuple[str, ...] = ()) -> str:
+def refused(*arguments: object, before: tuple[str, ...] = (), code: int = 2) -> str:
     if before:
-        return one_line(run_program(*before, *COMMAND, *arguments, code=1))
-    return one_line(run(*arguments, code=1))
+        return one_line(run_program(*before, *COMMAND, *arguments, code=code))
+    return one_line(run(*arguments, code=code))
 
 
 def make_ledger(path: Path, dtype: type[np.floating[Any]], start: float) -> Path:
@@ -200,10 +200,10 @@ def test_verify_reports_what_cannot_be_opened_as_a_problem(
 
 def test_verify_of_what_is_no_ledger_stays_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        found = run("ledger", "verify", path, "--json", code=1)
+        found = run("ledger", "verify", path, "--json", code=2)
         assert list(json.loads(found.stdout)) == ["error"]
         assert found.stderr == ""
-        assert run("ledger", "verify", path, code=1).stderr.startswith("error: ")
+        assert run("ledger", "verify", path, code=2).stderr.startswith("error: ")
 
 
 def shown_training(path: Path) -> str:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
 from fastfedul.cli import main
 from fastfedul.forgetting.requests import add_request
+from tests.support.commands import run, run_json
 
 
 @pytest.mark.parametrize(
@@ -151,22 +152,34 @@ def test_an_option_of_forgetting_says_the_same_everywhere(option: str) -> None:
     assert len(flags) == 1
 
 
+def test_every_method_says_its_settings() -> None:
+    every = {own["name"]: own for own in run_json("methods")["methods"]}
+    for name, facts in every.items():
+        alone = run_json("methods", name)
+        assert alone == facts
+        assert all(own["note"] for own in alone["settings"]), name
+    usual = {own["name"]: own["default"] for own in every["kd"]["settings"]}
+    assert usual["temperature"] == 2.0
+    shown = run("methods", "fast-fedul", columns=60).stdout
+    assert {"skew", "damping", "minimum_coverage"} <= set(shown.split())
+
+
 FAILING = [
-    (("forget", "none", "ann"), 1, "there is nothing at none"),
-    (("train", "run", "--data", "minst"), 1, "no data set 'minst'"),
+    (("forget", "none", "ann"), 2, "there is nothing at none"),
+    (("train", "run", "--data", "minst"), 2, "no data set 'minst'"),
     (("train",), 2, "Missing argument 'RUN'"),
     (("train", "run", "--rounds", "many"), 2, "'many' is not a valid integer"),
     (("train", "run", "--speed", "9"), 2, "No such option: --speed"),
     (("certificate", "check", "none.json"), 2, "cannot read none.json"),
-    (("demo", "--out", "taken"), 1, "is no run of ours"),
-    (("evaluate", "none"), 1, "there is nothing at none"),
-    (("compare", "none"), 1, "there is nothing at none"),
-    (("report", "none"), 1, "there is nothing at none"),
-    (("data", "show", "minst"), 1, "no data set 'minst'"),
-    (("request", "add", "none", "ann"), 1, "there is nothing at none"),
-    (("key", "show", "none.pem"), 1, "cannot read the key none.pem"),
-    (("methods", "more"), 2, "unexpected extra argument"),
-    (("ledger", "info", "none"), 1, "there is nothing at none"),
+    (("demo", "--out", "taken"), 2, "is no run of ours"),
+    (("evaluate", "none"), 2, "there is nothing at none"),
+    (("compare", "none"), 2, "there is nothing at none"),
+    (("report", "none"), 2, "there is nothing at none"),
+    (("data", "show", "minst"), 2, "no data set 'minst'"),
+    (("request", "add", "none", "ann"), 2, "there is nothing at none"),
+    (("key", "show", "none.pem"), 2, "cannot read the key none.pem"),
+    (("methods", "more"), 2, "unknown method 'more'"),
+    (("ledger", "info", "none"), 2, "there is nothing at none"),
     (("ledger", "estimate"), 2, "Missing option"),
     (("nonsense",), 2, "No such command 'nonsense'"),
 ]

@@ -55,7 +55,7 @@ def test_an_import_that_fails_leaves_no_object(
     saved, bucket = save_models(tmp_path / "saved", 3), server.bucket()
     (saved / "clients" / "2" / "b.npz").write_bytes(b"no model")
     words = ("ledger", "import", saved, tmp_path / "new", "--arrays")
-    assert "b.npz" in one_line(run(*words, f"s3://{bucket}/x", code=1))
+    assert "b.npz" in one_line(run(*words, f"s3://{bucket}/x", code=2))
     assert server.versions(bucket) == []
     assert not (tmp_path / "new").exists()
     assert "no such bucket" in one_line(run(*words, "s3://nowhere/x", code=1))
@@ -63,7 +63,7 @@ def test_an_import_that_fails_leaves_no_object(
 
 def test_a_ledger_in_its_own_folder_is_backed_up_by_copying_it(tmp_path: Path) -> None:
     run("ledger", "import", save_models(tmp_path / "saved"), tmp_path / "ledger")
-    found = one_line(run("ledger", "backup", tmp_path / "ledger", code=1))
+    found = one_line(run("ledger", "backup", tmp_path / "ledger", code=2))
     assert "copy the folder" in found
 
 
@@ -82,6 +82,6 @@ def test_a_run_keeps_its_array_files_on_a_store(
     assert run_json("ledger", "verify", folder)["ok"]
     assert any("/arrays/" in key for key in server.objects(bucket))
     other = tmp_path / "other"
-    refused = one_line(run("train", other, *words, address, code=1))
+    refused = one_line(run("train", other, *words, address, code=2))
     assert "holds objects already" in refused
     assert not other.exists()

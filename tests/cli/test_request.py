@@ -173,22 +173,22 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
     run("request", "add", ledger, "bob")
-    again = one_line(run("request", "add", ledger, "bob", code=1))
+    again = one_line(run("request", "add", ledger, "bob", code=2))
     assert "waiting already" in again
-    near = one_line(run("request", "add", ledger, "anne", code=1))
+    near = one_line(run("request", "add", ledger, "anne", code=2))
     assert "did you mean 'ann'" in near
     run("forget", ledger, "ann", "--keep-history")
-    gone = one_line(run("request", "add", ledger, "ann", code=1))
+    gone = one_line(run("request", "add", ledger, "ann", code=2))
     assert "is forgotten already" in gone
-    nowhere = one_line(run("request", "add", tmp_path / "none", "ann", code=1))
+    nowhere = one_line(run("request", "add", tmp_path / "none", "ann", code=2))
     assert "nothing at" in nowhere
-    assert "no request 7" in one_line(run("request", "cancel", ledger, 7, code=1))
+    assert "no request 7" in one_line(run("request", "cancel", ledger, 7, code=2))
     run("request", "cancel", ledger, 1)
     closed = one_line(run("request", "cancel", ledger, 1, code=1))
     assert "was cancelled at" in closed
     run("request", "cancel", ledger, "one", code=2)
     run("request", "add", ledger, code=2)
-    assert "0 to 1" in one_line(run("request", "apply", ledger, "--damping", 3, code=1))
+    assert "0 to 1" in one_line(run("request", "apply", ledger, "--damping", 3, code=2))
 
 
 def test_a_request_is_applied_as_forget_would_do_it(
@@ -210,12 +210,12 @@ def test_a_broken_key_stops_everything_before_anything_is_forgotten(
 ) -> None:
     run("request", "add", ledger, "bob")
     monkeypatch.setenv("FASTFEDUL_KEY", str(tmp_path / "missing.pem"))
-    assert "key new" in one_line(run("request", "apply", ledger, code=1))
-    assert "key new" in one_line(run("forget", ledger, "bob", code=1))
+    assert "key new" in one_line(run("request", "apply", ledger, code=2))
+    assert "key new" in one_line(run("forget", ledger, "bob", code=2))
     (tmp_path / "missing.pem").write_text("nonsense")
-    assert "chmod 600" in one_line(run("request", "apply", ledger, code=1))
+    assert "chmod 600" in one_line(run("request", "apply", ledger, code=2))
     (tmp_path / "missing.pem").chmod(0o600)
-    assert "no Ed25519" in one_line(run("request", "apply", ledger, code=1))
+    assert "no Ed25519" in one_line(run("request", "apply", ledger, code=2))
     assert run_json("request", "list", ledger)["requests"][0]["state"] == "waiting"
 
 
@@ -227,5 +227,5 @@ def test_a_request_names_the_papers_damping(ledger: Path) -> None:
     with LedgerReader(ledger) as reader:
         [event] = reader.events()
     assert "scalar" in str(event.details["settings"])
-    said = one_line(run("request", "add", ledger, "bob", "--method", "x:y", code=1))
+    said = one_line(run("request", "add", ledger, "bob", "--method", "x:y", code=2))
     assert "fastfedul methods" in said

@@ -13,9 +13,9 @@ import pytest
 
 from fastfedul.data.npz import (
     read_dataset,
+    read_own_images,
     read_owners,
     read_pictures,
-    read_validation_images,
 )
 from fastfedul.errors import InvalidInputError
 from fastfedul.rng import stream
@@ -24,7 +24,7 @@ READERS: tuple[Callable[[Path], Any], ...] = (
     lambda path: read_dataset(path, "own"),
     read_owners,
     read_pictures,
-    read_validation_images,
+    read_own_images,
 )
 DTYPES = (
     "|u1",

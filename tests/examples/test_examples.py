@@ -127,7 +127,7 @@ def test_the_example_forgets_while_it_trains(clinics: Path) -> None:
 def test_what_the_example_cannot_do_is_said_in_one_line(
     options: tuple[object, ...], message: str, clinics: Path
 ) -> None:
-    said = run(clinics, "-m", "fastfedul", "train", "bad", *options, code=1)
+    said = run(clinics, "-m", "fastfedul", "train", "bad", *options, code=2)
     [line] = said.splitlines()
     assert message in line
     assert not (clinics / "bad").exists()
@@ -140,5 +140,5 @@ def test_a_client_of_the_file_that_never_took_part_is_known(clinics: Path) -> No
     with LedgerReader(clinics / "short") as ledger:
         [drawn] = ledger.clients()
     absent = "Aarhus" if drawn != "Aarhus" else "Bergen"
-    said = run(clinics, "-m", "fastfedul", "forget", "short", absent, code=1)
+    said = run(clinics, "-m", "fastfedul", "forget", "short", absent, code=2)
     assert "never took part" in said

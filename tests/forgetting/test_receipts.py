@@ -245,7 +245,7 @@ def test_the_commands_make_and_check_it(
     assert made["included"] == [1, 2, 3]
     assert made["signed"] is False
     assert file.stat().st_mode & 0o777 == 0o600
-    again = run("receipt", "make", path, CLIENTS[0], "--out", file, code=1)
+    again = run("receipt", "make", path, CLIENTS[0], "--out", file, code=2)
     assert "choose another file" in one_line(again)
     shown = run("receipt", "check", file, code=3)
     assert shown.stderr.startswith("not authenticated: ")

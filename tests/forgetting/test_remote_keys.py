@@ -17,11 +17,10 @@ from fastfedul import (
     apply_requests,
     forget,
 )
-from fastfedul.errors import FastFedULError
+from fastfedul.errors import FastFedULError, MissingPackageError
 from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.forgetting.checking import audit
 from fastfedul.forgetting.signing import (
-    MissingCryptographyError,
     find_key,
     read_key,
     read_public_key,
@@ -212,5 +211,5 @@ def test_a_service_without_its_package_says_what_to_install(
     monkeypatch.setattr(_aws_signer, "AWS_IMPORT_ERROR", "missing")
     monkeypatch.setattr(_hsm_signer, "PKCS11_IMPORT_ERROR", "missing")
     for place, extra in (("awskms:alias/x", "kms"), ("hsm:", "hsm")):
-        with pytest.raises(MissingCryptographyError, match=rf"fastfedul\[{extra}\]"):
+        with pytest.raises(MissingPackageError, match=rf"fastfedul\[{extra}\]"):
             read_key(place)

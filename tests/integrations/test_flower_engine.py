@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastfedul import LedgerReader
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import InProcess
 from fastfedul.integrations.flower.engine import FlowerWorkers
-from fastfedul.integrations.flower.errors import MissingFlowerError
 from fastfedul.runs.training import RoundMetrics, RunConfig, prepare, resume, train
 
 pytest.importorskip("torch")
@@ -149,6 +148,6 @@ def test_without_flower_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingFlowerError, match=r"fastfedul\[flower\]"):
+    with pytest.raises(MissingPackageError, match=r"fastfedul\[flower\]"):
         train(SETTINGS, tmp_path / "run", engine="flower-simulation")
     assert not (tmp_path / "run").exists()

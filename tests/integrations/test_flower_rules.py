@@ -188,3 +188,14 @@ def test_what_differential_privacy_cannot_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"clips the buffer 'n\.running_mean'"):
         recorded.configure_train(1, normalised, ConfigRecord(), grid)
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_rule_with_too_few_nodes_is_refused_before_anybody_trains(
+    tmp_path: Path,
+) -> None:
+    grid = Nodes(*(node(number, f"n{number}") for number in range(1, 7)))
+    few = Bulyan(min_available_nodes=6, num_malicious_nodes=1)
+    with Recorded(few, tmp_path / "ledger") as recorded:
+        start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+        with pytest.raises(InvalidInputError, match="needs 7 updates, and round 1 has"):
+            recorded.configure_train(1, start, ConfigRecord(), grid)

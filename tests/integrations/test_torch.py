@@ -12,9 +12,9 @@ import pytest
 
 from fastfedul.data.dataset import to_model_input
 from fastfedul.data.sources import load
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 from fastfedul.federation.trainer import LocalTraining
-from fastfedul.integrations.torch import MODELS, MissingTorchError, TorchTrainer
+from fastfedul.integrations.torch import MODELS, TorchTrainer
 from fastfedul.params import Array, Params
 from fastfedul.records import Model
 from fastfedul.rng import stream
@@ -355,7 +355,7 @@ def test_without_torch_the_error_names_the_extra(
     )
     with pytest.raises(ImportError, match=r"fastfedul\[torch\]") as caught:
         TorchTrainer(shape=(8, 8, 1), num_classes=10)
-    assert isinstance(caught.value, MissingTorchError)
+    assert isinstance(caught.value, MissingPackageError)
 
 
 def test_more_epochs_go_further() -> None:

@@ -95,14 +95,14 @@ def test_culprits_are_one_a_group_or_nobody() -> None:
     assert culprits(likely, one) == ()
 
 
-def test_labels_must_be_answers_that_the_model_gives() -> None:
+def test_unwanted_answers_must_be_answers_that_the_model_gives() -> None:
     ledger, federation = small_federation()
     data = federation.clients.data["ann"]
     says = federation.trainer.predict(
         ledger.final, data.images.transpose(0, 3, 1, 2).astype(np.float32) / 127.5 - 1
     ).argmax(axis=1)
     wrong = Given(data.images, (says + 1) % 3, federation.trainer, "bad.npz")
-    with pytest.raises(InvalidInputError, match="leave them out"):
+    with pytest.raises(InvalidInputError, match="`unwanted` out"):
         evidence_of(ledger, wrong, None)
 
 

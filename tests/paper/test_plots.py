@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import MissingPackageError
 from paper.cells import CellStore
 from paper.experiments import EXPERIMENTS, Line, lines_of
 from paper.plots import DRAWN, plots_of
@@ -134,7 +134,7 @@ def test_without_matplotlib_one_line_says_what_to_install(
 ) -> None:
     summaries = summarize([line_with({"main": 0.9})], store)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'fastfedul\[report\]'"):
         plots_of("pixel", summaries)
 
 

@@ -168,7 +168,7 @@ def test_the_criteria_name_every_method_of_the_paper(reproduced: Reproduced) -> 
 def test_wrong_arguments_get_one_line(
     arguments: list[str], reason: str, tmp_path: Path
 ) -> None:
-    error = run(*arguments, "--out", tmp_path, code=1).stderr
+    error = run(*arguments, "--out", tmp_path, code=2).stderr
     assert reason in " ".join(error.split())
     assert not list(tmp_path.iterdir())
 
@@ -198,7 +198,7 @@ def test_data_that_are_not_there_are_no_result(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "out"
     done = run(
-        *("deviation", "--scale", "standard", "--seeds", 1, "--out", out), code=1
+        *("deviation", "--scale", "standard", "--seeds", 1, "--out", out), code=2
     )
     assert "mnist is not on this machine" in done.stderr
     assert not cells_in(out)

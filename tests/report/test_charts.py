@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import MissingPackageError
 from fastfedul.report.charts import (
     MAX_CLIENTS,
     MAX_LAYERS,
@@ -184,5 +184,5 @@ def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'fastfedul\[report\]'"):
         draw_rounds([RoundPoint(0, 0.5)])

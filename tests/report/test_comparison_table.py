@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs the extra torch")
 
 import fastfedul as ff
+from fastfedul.errors import MissingPackageError
 from fastfedul.report.model_rows import COLUMNS
 from fastfedul.runs.training import RunSummary
 
@@ -191,7 +192,7 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     for name in (package, f"{package}.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ff.InvalidInputError) as caught:
+    with pytest.raises(MissingPackageError) as caught:
         use(table)
     assert package in str(caught.value)
     assert "pip install 'fastfedul[report]'" in str(caught.value)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 from fastfedul.report import page as page_module
 from fastfedul.report.content import Contributions, ExampleImages, Report, Row
 from fastfedul.report.page import encode_png, render_html, write_html
@@ -238,7 +238,7 @@ def test_without_jinja_one_line_says_what_to_install(
 ) -> None:
     page_module.environment.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'fastfedul\[report\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'fastfedul\[report\]'"):
         render_html(Report("t"))
 
 
@@ -287,5 +287,5 @@ def test_without_pillow_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidInputError, match=r"fastfedul\[report\]"):
+    with pytest.raises(MissingPackageError, match=r"fastfedul\[report\]"):
         encode_png(np.zeros((1, 1, 3), np.uint8))

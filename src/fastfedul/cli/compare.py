@@ -21,7 +21,7 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.ledger.store.folder import INDEX, find_ledger
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
 
@@ -55,7 +55,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="METHOD.NAME=VALUE",
-        help="A setting of a method, such as federaser.interval=4; may be repeated.",
+        help="A setting of a method, such as federaser.interval=4; `fastfedul methods "
+        "METHOD` lists them. Can be repeated.",
     ),
 ]
 OutOption = Annotated[
@@ -294,7 +295,7 @@ def _page_or_warning(
     """Write the page; warn if it cannot be written and nobody named its place."""
     try:
         return write_page(path, found, out_file)
-    except InvalidInputError as error:
+    except FastFedULError as error:
         if out_file is not None:
             raise
         warn(f"no page was written: {error}")

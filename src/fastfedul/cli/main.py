@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fastfedul.cli.stopping import Stopped
-from fastfedul.errors import FastFedULError
+from fastfedul.errors import FastFedULError, InvalidInputError
 
 _BEGIN = "Begin here"
 _RUN = "Train and measure"
@@ -150,7 +150,7 @@ def main(
     output. If the verb fails, the object has one key, `error`.
 
     Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
-    wrong usage; 130 interrupted.
+    wrong usage, also a value or a file that cannot be used; 130 interrupted.
     """
 
 
@@ -165,6 +165,8 @@ def run_app(application: typer.Typer) -> None:
     try:
         # Outside standalone mode, errors of usage come here to be printed as JSON.
         code = application(standalone_mode=not only_json)
+    except InvalidInputError as error:
+        _fail(str(error), 2, only_json)
     except FastFedULError as error:
         _fail(str(error), 1, only_json)
     except Stopped as error:

@@ -41,8 +41,8 @@ def trace_inputs(
     inputs: Annotated[
         Path | None,
         typer.Option(
-            help="Inputs that the model answers wrongly: an .npz file with images. Its "
-            "labels, if it has any, are the unwanted answers.",
+            help="Inputs that the model answers wrongly: an .npz file with images and, "
+            "if you know it, the unwanted answer to each as the array unwanted.",
             metavar="FILE.npz",
         ),
     ] = None,
@@ -57,7 +57,8 @@ def trace_inputs(
     backdoor: Annotated[
         int | None,
         typer.Option(
-            help="To try it out: trace so many of the run's own backdoor images.",
+            help="To try it out: trace so many of the run's own backdoor images that "
+            "work.",
             metavar="N",
         ),
     ] = None,

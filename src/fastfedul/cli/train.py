@@ -218,7 +218,7 @@ class TrainingLines:
 
 @contextmanager
 def training_progress(num_rounds: int, hidden: bool) -> Iterator[TrainingLines]:
-    """Show round, accuracy and time left on standard error.
+    """Show rounds done, accuracy and time left on standard error.
 
     A terminal shows one line that changes. Elsewhere every round gets a line of its
     own, so that a file or a log says how far the run is.
@@ -245,7 +245,7 @@ def _print_rounds(num_rounds: int) -> Callable[[RoundMetrics], None]:
         parts = [*_accuracies(metrics), show_seconds(seconds)]
         rest = timedelta(seconds=round(left))
         err().print(
-            f"round {done}/{num_rounds}: {', '.join(parts)}, {rest} left",
+            f"{done} of {num_rounds} rounds: {', '.join(parts)}, {rest} left",
             markup=False,
             soft_wrap=True,
         )
@@ -259,7 +259,7 @@ def _changing_line(
 ) -> Iterator[Callable[[RoundMetrics], None]]:
     narrow = console.width < _NARROW
     with Progress(
-        TextColumn("round"),
+        TextColumn("rounds"),
         MofNCompleteColumn(),
         *([] if narrow else [BarColumn()]),
         # On a very narrow terminal this column gives way, not the others.
@@ -272,7 +272,7 @@ def _changing_line(
         console=console,
         transient=True,
     ) as bar:
-        task = bar.add_task("round", total=num_rounds, start=False, state="starting")
+        task = bar.add_task("rounds", total=num_rounds, start=False, state="starting")
 
         def show(metrics: RoundMetrics) -> None:
             if not bar.tasks[0].started:

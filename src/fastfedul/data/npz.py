@@ -33,6 +33,8 @@ OWNERS = "clients"
 PICTURES = ("x_train", "x_test")
 # Images and labels for choosing models, under MedMNIST's keys and others.
 VALIDATION = (("images", "labels"), ("val_images", "val_labels"), ("x_val", "y_val"))
+UNWANTED = tuple((images, "unwanted") for images, _ in VALIDATION)
+"""Images and the unwanted answer of a model to each; `labels` are true classes."""
 MOST_CLASSES = 10_000
 """A larger label is a mistake, such as a number that is no class."""
 
@@ -119,10 +121,17 @@ def read_pictures(path: Path) -> tuple[Images, Images]:
     return _to_images(path, PICTURES, (train, test))
 
 
-def read_validation_images(path: Path) -> tuple[Images, Labels | None]:
-    """Return the images of a validation file, with their labels if it has them."""
-    pictures = tuple((images,) for images, _ in VALIDATION)
-    arrays = read_arrays(path, (*VALIDATION, *pictures))
+def read_own_images(
+    path: Path, layouts: tuple[tuple[str, str], ...] = VALIDATION
+) -> tuple[Images, Labels | None]:
+    """Return the images of a user's file, with their labels if it has them.
+
+    Args:
+        path: The file.
+        layouts: Keys of images and labels: `VALIDATION` or `UNWANTED`.
+    """
+    pictures = tuple((images,) for images, _ in layouts)
+    arrays = read_arrays(path, (*layouts, *pictures))
     key, *labelled = arrays
     images, _ = _to_images(path, (key, key), (arrays[key], arrays[key]))
     if not labelled:

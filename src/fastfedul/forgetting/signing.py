@@ -7,7 +7,6 @@ used.
 from __future__ import annotations
 
 import base64
-import contextlib
 import getpass
 import hashlib
 import os
@@ -15,6 +14,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import platformdirs
 
-from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.errors import (
+    FastFedULError,
+    InvalidInputError,
+    MissingPackageError,
+    require_extra,
+)
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer, SSlibKey
@@ -33,13 +38,10 @@ PIN_VARIABLE = "FASTFEDUL_HSM_PIN"
 _SERVICES = {"awskms": "kms", "hsm": "hsm"}
 """Where else than in a file a key may be, and the extra that is needed for it."""
 
+_NEED = "keys and signatures need packages that are not installed"
 _PUBLIC_ADVICE = (
     "give a public key in PEM, such as the .pub file that `fastfedul key new` writes"
 )
-
-
-class MissingCryptographyError(FastFedULError, ImportError):
-    """Keys are used and the packages for them are not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ def _service_key(place: str) -> SigningKey:
             signer = Signer.from_priv_key_uri(found, key, _ask_pin)
             loaded = serialization.load_pem_public_key(key.keyval["public"].encode())
     except UnsupportedLibraryError:
-        raise _missing(_SERVICES[place.partition(":")[0]]) from None
+        raise MissingPackageError(_SERVICES[place.partition(":")[0]], _NEED) from None
     return SigningKey(_public(loaded), signer)
 
 
@@ -354,7 +356,7 @@ def _read(path: Path, advice: str, *, private: bool = False) -> bytes:
         ) from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def _explained(what: str, passed: type[Exception] = FastFedULError) -> Iterator[None]:
     """Turn the error of a service or a device into one line.
 
@@ -370,17 +372,6 @@ def _explained(what: str, passed: type[Exception] = FastFedULError) -> Iterator[
         raise InvalidInputError(f"{what}: {text:.300}") from None
 
 
-def _missing(extra: str) -> MissingCryptographyError:
-    return MissingCryptographyError(
-        "the packages for keys and signatures are not installed; install them with "
-        f"pip install 'fastfedul[{extra}]'"
-    )
-
-
-@contextlib.contextmanager
-def sign_extra() -> Iterator[None]:
-    """Say which extra to install if an import of the block fails."""
-    try:
-        yield
-    except ImportError:
-        raise _missing("sign") from None
+def sign_extra() -> AbstractContextManager[None]:
+    """Return a block in which a failed import names the extra for keys."""
+    return require_extra("sign", _NEED)

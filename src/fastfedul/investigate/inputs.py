@@ -47,8 +47,16 @@ def backdoor_of(path: Path, ledger: Ledger, count: int) -> Given:
         )
     rng = stream(prepared.config.seed, "backdoor inputs to trace")
     chosen = np.sort(rng.permutation(works)[:count])
+    few = (
+        f"the attack works on {len(works):,} of the run's {len(labels):,} backdoor "
+        f"images, so the command traces {len(chosen):,} and not {count:,}",
+    )
     return Given(
-        images[chosen], labels[chosen], prepared.trainer, "the run's backdoor images"
+        images[chosen],
+        labels[chosen],
+        prepared.trainer,
+        "the run's backdoor images",
+        few if len(chosen) < count else (),
     )
 
 
@@ -81,8 +89,8 @@ def evidence_of(
     if not (says == answers).any():
         raise InvalidInputError(
             f"the model gives none of the {len(answers)} inputs of {bad.source} its "
-            "label; labels name the unwanted answer, so leave them out to trace the "
-            "answers that the model gives"
+            "unwanted answer; leave the array `unwanted` out to trace the answers that "
+            "the model gives"
         )
     chosen = np.zeros(0, np.int64)
     clean_inputs, clean_labels = inputs[:0], answers[:0]

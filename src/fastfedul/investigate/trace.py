@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fastfedul.data.dataset import Images
+from fastfedul.data.npz import UNWANTED
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import GradientTrainer, Labels
 from fastfedul.investigate.culprits import (
@@ -132,8 +133,8 @@ def trace(
 
     Args:
         path: A run, or a ledger.
-        inputs: An `.npz` file with `images` that the model answers wrongly. Its
-            `labels`, if any, are the unwanted answers.
+        inputs: An `.npz` file with `images` that the model answers wrongly. An array
+            `unwanted` may name the unwanted answer to each.
         reference: An `.npz` file with clean `images` and their true `labels`; None for
             the test examples of the run or ledger, if they are on this machine.
         backdoor: Number of the run's own backdoor images to trace instead of `inputs`.
@@ -159,7 +160,7 @@ def trace(
             bad = backdoor_of(place, ledger, backdoor)
         else:
             assert inputs is not None
-            bad = given_in_file(Path(inputs), ledger, place)
+            bad = given_in_file(Path(inputs), ledger, place, UNWANTED)
         clean = None
         if reference is not None:
             clean = given_in_file(Path(reference), ledger, place)
@@ -195,7 +196,7 @@ def trace_with(
     say: Tell = lambda what, done, total: None,
 ) -> Trace:
     """Return whom answers come from, given the models without clients."""
-    held, num_given = leave.ledger, len(bad.examples)
+    held, num_given, notes = leave.ledger, len(bad.examples), bad.notes
     evidence, bad = evidence_of(held, bad, clean)
     drops, exact = first_look(leave, evidence, (), say)
     steps = search(leave, evidence, drops, say)
@@ -235,6 +236,7 @@ def trace_with(
         answered,
         len(evidence.clean_answers),
         (
+            *notes,
             *_used(len(bad.examples), num_given),
             *_notes(evidence, suspects, held, accused),
         ),

@@ -355,7 +355,8 @@ def first_model(request: UnlearnRequest, name: str) -> Model:
     if federation is None:
         raise UnlearnRefusedError(
             f"{name} begins with the first model, which the ledger gave up when it "
-            f"erased {erased[0]!r:.80}; use another method, or pass a federation"
+            f"erased {erased[0]!r:.80}; use the default method, or pass a federation, "
+            "as `fastfedul compare` does for a run"
         )
     return federation.clients.workers.initial(federation.seed)
 

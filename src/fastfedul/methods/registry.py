@@ -7,6 +7,7 @@ names a class of his own as `package.module:Class`.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -48,6 +49,21 @@ DEFAULT_METHOD = SHOWN_BY_DEFAULT[0]
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a method.
+
+    Attributes:
+        name: Name by which `--set` gives it.
+        default: Default value; None also if there is none.
+        note: Meaning, from the docstring of the method; empty if it does not say.
+    """
+
+    name: str
+    default: object
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class MethodEntry:
     """A method as lists show it.
 
@@ -55,7 +71,7 @@ class MethodEntry:
         name: Name by which `compare --methods` and `forget --method` find it.
         note: Description of one line.
         needs: Needs of the method; None if its settings have no defaults.
-        settings: Names of the method's settings.
+        settings: Settings of the method.
         is_retraining: Whether the method gives the retrained model itself.
         problem: Reason why the method cannot be used; None if it can.
     """
@@ -63,7 +79,7 @@ class MethodEntry:
     name: str
     note: str
     needs: Needs | None
-    settings: tuple[str, ...]
+    settings: tuple[Setting, ...]
     is_retraining: bool
     problem: str | None = None
 
@@ -88,7 +104,15 @@ def describe_method(name: str) -> MethodEntry:
     """Return a method as lists show it."""
     try:
         make = _maker(name)
-        settings = tuple(_parameters(make))
+        notes = _setting_notes(make)
+        settings = tuple(
+            Setting(
+                own.name,
+                None if own.default is own.empty else own.default,
+                notes.get(own.name, ""),
+            )
+            for own in _parameters(make).values()
+        )
         retraining = bool(getattr(make, "is_retraining", False))
         note = method_note(make)
         try:
@@ -206,10 +230,19 @@ def _maker(name: str) -> Callable[..., Method]:
     return make  # type: ignore[no-any-return]
 
 
-def _parameters(make: Callable[..., Method]) -> tuple[str, ...]:
-    """Return the names of the settings; `progress` is the program's own."""
+def _parameters(make: Callable[..., Method]) -> dict[str, inspect.Parameter]:
+    """Return the settings by name; `progress` is the program's own."""
     try:
-        found = inspect.signature(make).parameters.values()
+        found = inspect.signature(make).parameters.items()
     except (TypeError, ValueError):
-        return ()
-    return tuple(p.name for p in found if p.name != "progress")
+        return {}
+    return {name: own for name, own in found if name != "progress"}
+
+
+def _setting_notes(make: Callable[..., Method]) -> dict[str, str]:
+    """Return the meaning of settings, from `Args` or `Attributes` of the docstring."""
+    _, _, listed = re.split(
+        r"(?m)^(Args|Attributes):$", f"{inspect.getdoc(make)}\nArgs:", maxsplit=1
+    )
+    found = re.findall(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)", listed)
+    return {name: " ".join(note.split()) for name, note in found}

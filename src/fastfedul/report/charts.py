@@ -64,13 +64,13 @@ def draw_rounds(
         air = max((high - low) * 0.04, 0.5)
         axes.set_xlim(low - air, high + air)
         use_whole_numbers(axes.xaxis)
-        axes.set_xlabel("rounds of training")
+        axes.set_xlabel("rounds done")
         add_legend(figure)
 
     first, last = rounds[0], rounds[-1]
     text = (
-        f"Line chart. Round {first.round}: "
-        f"{describe_shares(first.main, first.backdoor)}; round {last.round}: "
+        f"Line chart by rounds done. {first.round}: "
+        f"{describe_shares(first.main, first.backdoor)}; {last.round}: "
         f"{describe_shares(last.main, last.backdoor)}"
     )
     return draw("rounds", text, 250, paint)
@@ -140,7 +140,7 @@ def draw_contributions(
         axes.set_yticks(range(len(clients)), names)
         axes.tick_params(axis="y", length=0)
         use_whole_numbers(axes.xaxis)
-        axes.set_xlabel("round of training")
+        axes.set_xlabel("number of the round, from 0")
         _mark_forgotten(axes, clients, forgotten)
         bar = figure.colorbar(picture, location="top", aspect=40, pad=0.02)
         bar.set_label("size of the contribution")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfedul.data import sources
 from fastfedul.data.dataset import Dataset, Images, Labels, to_model_input
-from fastfedul.data.npz import MOST_CLASSES, read_validation_images
+from fastfedul.data.npz import MOST_CLASSES, VALIDATION, read_own_images
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.own_functions import import_function, is_own_function
@@ -41,15 +41,18 @@ class Given:
     Attributes:
         examples: Images, uint8 of (number, height, width, channels); or rows; or
             inputs as the model takes them.
-        labels: Their labels; None if nobody knows.
+        labels: Their true classes, or the unwanted answers to inputs that somebody
+            traces; None if nobody knows.
         trainer: Gives the logits of a model.
         source: Where they come from, in words.
+        notes: Limits of these examples, in words.
     """
 
     examples: Images
     labels: Labels | None
     trainer: Trainer
     source: str
+    notes: tuple[str, ...] = ()
 
 
 def tested_by(prepared: Prepared) -> Given:
@@ -114,20 +117,26 @@ def has_source(path: Path) -> bool:
     return federation_file(find_ledger(path).absolute()).is_file()
 
 
-def given_in_file(file: Path, ledger: Ledger, path: Path) -> Given:
+def given_in_file(
+    file: Path,
+    ledger: Ledger,
+    path: Path,
+    layouts: tuple[tuple[str, str], ...] = VALIDATION,
+) -> Given:
     """Return the images of a file, and the network of a ledger's model.
 
     Args:
-        file: An `.npz` file with `images` and, if known, `labels`.
+        file: An `.npz` file with images and, if known, their labels.
         ledger: The ledger whose model is asked.
         path: The run, or a ledger.
+        layouts: Keys of images and labels: `VALIDATION` or `UNWANTED`.
 
     Raises:
         InvalidInputError: If the images do not fit the network, have labels that it
             does not know, or have pixels on another scale.
     """
     source = _network_of(path)
-    images, labels = read_validation_images(file)
+    images, labels = read_own_images(file, layouts)
     shape = images.shape[1:]
     trainer = _trainer_for(file, shape, source, ledger, path)
     first = to_model_input(images[:1])
@@ -149,7 +158,7 @@ def _test_examples(source: EvaluationSource) -> tuple[Array, Labels]:
         InvalidInputError: If they cannot be had.
     """
     if not is_own_function(source.test):
-        images, labels = read_validation_images(Path(source.test))
+        images, labels = read_own_images(Path(source.test))
         if labels is None:
             raise InvalidInputError(
                 f"{source.test} has no labels; test examples need the true classes"

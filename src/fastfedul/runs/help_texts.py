@@ -17,6 +17,9 @@ DAMPING = (
 )
 DAMPING_DEFAULT = f"{PAPERS_DAMPING:g}"
 SETTING_FORM, SETTING_EXAMPLE = "NAME=VALUE", "minimum_coverage=0.5"
-SETTING = f"Another setting of the method, such as {SETTING_EXAMPLE}. Can be repeated."
+SETTING = (
+    f"Another setting of the method, such as {SETTING_EXAMPLE}; `fastfedul methods "
+    "METHOD` lists them. Can be repeated."
+)
 ERASE_FLAGS = "--erase/--keep-history"
 ERASE = "Also erase the clients' updates from the ledger, or keep them there."

@@ -16,6 +16,7 @@ from fastfedul import (
     erase,
     forget,
 )
+from fastfedul.errors import AlreadyForgottenError
 from tests.support.refusals import WritableLedger, state_of, with_value
 
 
@@ -40,7 +41,7 @@ def test_forgetting_nobody_is_refused(ledger: WritableLedger) -> None:
 
 def test_forgetting_twice_is_refused(ledger: WritableLedger) -> None:
     before = state_of(ledger)
-    with pytest.raises(InvalidInputError, match=r"'d' was forgotten already"):
+    with pytest.raises(AlreadyForgottenError, match=r"'d' was forgotten already"):
         forget(ledger, ["d"], erase=False)
     erase(ledger, ["d"])
     after = state_of(ledger)

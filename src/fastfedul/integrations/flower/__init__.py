@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from fastfedul.federation.replies import RoundDiscardedError
 from fastfedul.integrations.flower.errors import (
     IdentityError,
-    MissingFlowerError,
     StrategyRefusedError,
 )
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IdentityError",
-    "MissingFlowerError",
     "Recorded",
     "RoundDiscardedError",
     "StrategyRefusedError",

@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+from fastfedul.errors import MissingPackageError
 from fastfedul.federation.local import LocalResult
 from fastfedul.federation.trainer import LocalTraining, Logits, TrainingError
 from fastfedul.federation.workers.pool import InProcess, count_cores
-from fastfedul.integrations.flower.errors import MissingFlowerError
 from fastfedul.records import ClientId, Model
 from fastfedul.runs.config import RunConfig
 
@@ -89,7 +89,7 @@ class FlowerWorkers:
 
     def __init__(self, config: RunConfig, here: InProcess) -> None:
         if find_spec("flwr") is None or find_spec("ray") is None:
-            raise MissingFlowerError
+            raise MissingPackageError("flower", "this engine needs Flower")
         self._here = here
         self._numbers = {name: number for number, name in enumerate(here.names)}
         self._folder = tempfile.TemporaryDirectory(

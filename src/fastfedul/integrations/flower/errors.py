@@ -5,13 +5,6 @@ from __future__ import annotations
 from fastfedul.errors import FastFedULError, InvalidInputError
 
 
-class MissingFlowerError(FastFedULError, ImportError):
-    """Flower is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("this needs Flower: pip install 'fastfedul[flower]'")
-
-
 class StrategyRefusedError(InvalidInputError):
     """The ledger could not take a client out of the strategy's model."""
 

@@ -35,22 +35,17 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, Self
 
-from fastfedul.integrations.flower.errors import (
-    MissingFlowerError,
-    StrategyRefusedError,
-)
+from fastfedul.errors import InvalidInputError, require_extra
+from fastfedul.integrations.flower.errors import StrategyRefusedError
 
-try:
+with require_extra("flower", "this needs Flower"):
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-except ImportError:
-    raise MissingFlowerError from None
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.logger import log
 
-from fastfedul.errors import InvalidInputError
-from fastfedul.federation.aggregation import named_rule
+from fastfedul.federation.aggregation import named_rule, require_enough
 from fastfedul.federation.local import one_line
 from fastfedul.federation.replies import ReplyLimits, RoundDiscardedError
 from fastfedul.forgetting.certificates import certificates_folder
@@ -370,6 +365,10 @@ class Recorded(Strategy):
         number = self._run.num_rounds + 1
         messages = self._strategy.configure_train(number, arrays, config, open_to)
         self._sent = self._only_admitted(messages, grid)
+        rule = named_rule(self._settings.aggregation, {})
+        if rule is not None:
+            # Sooner than after the training, whose replies cannot be more.
+            require_enough(rule, len(self._sent), number)
         if self._private is not None:
             self._private.begin()
         self._trained = local_training((m for m, _ in self._sent), self._local)

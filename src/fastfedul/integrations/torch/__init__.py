@@ -1,5 +1,5 @@
 """PyTorch as the `Trainer`; it is imported where a network is first used."""
 
-from fastfedul.integrations.torch.trainer import MODELS, MissingTorchError, TorchTrainer
+from fastfedul.integrations.torch.trainer import MODELS, TorchTrainer
 
-__all__ = ["MODELS", "MissingTorchError", "TorchTrainer"]
+__all__ = ["MODELS", "TorchTrainer"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 from fastfedul.federation.trainer import (
     AUTO,
     Inputs,
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 MODELS = ("digits-cnn", "mnist-cnn", "cifar-cnn")
 """Networks that come with the package."""
-
-
-class MissingTorchError(FastFedULError, ImportError):
-    """PyTorch is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +56,7 @@ class TorchTrainer:
 
     def __post_init__(self) -> None:
         if find_spec("torch") is None:
-            raise MissingTorchError(
-                "training needs PyTorch; run `pip install 'fastfedul[torch]'`"
-            )
+            raise MissingPackageError("torch", "training needs PyTorch")
         if len(self.shape) != 3:
             raise InvalidInputError(
                 f"the trainer torch takes images, and these examples have the shape "

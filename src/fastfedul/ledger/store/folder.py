@@ -8,7 +8,12 @@ import os
 import stat
 from pathlib import Path
 
-from fastfedul.errors import LedgerDamagedError, LedgerError, LedgerLockedError
+from fastfedul.errors import (
+    LedgerDamagedError,
+    LedgerError,
+    LedgerLockedError,
+    NoLedgerError,
+)
 from fastfedul.files import open_private
 from fastfedul.ledger.store.array_files import why
 
@@ -28,15 +33,15 @@ def find_ledger(path: Path) -> Path:
                 )
             return candidate
     if not _mode(path):
-        raise LedgerError(f"there is nothing at {path}; check the path")
-    raise LedgerError(f"{path} is not a ledger: it has no {INDEX}")
+        raise NoLedgerError(f"there is nothing at {path}; check the path")
+    raise NoLedgerError(f"{path} is not a ledger: it has no {INDEX}")
 
 
 def new_folder(path: Path | str) -> Path:
     """Return where a new ledger goes: an absolute path with nothing in it yet.
 
     Raises:
-        LedgerError: If something is there, or nothing can be.
+        NoLedgerError: If something is there, or nothing can be.
     """
     folder = Path(path).absolute()
     mode = _mode(folder)
@@ -45,7 +50,7 @@ def new_folder(path: Path | str) -> Path:
     except OSError as error:
         raise LedgerError(f"cannot look into {folder}: {why(error)}") from None
     if taken or (not mode and folder.is_symlink()):
-        raise LedgerError(f"{folder} exists already; choose another folder")
+        raise NoLedgerError(f"{folder} exists already; choose another folder")
     return folder
 
 
@@ -58,7 +63,7 @@ def _mode(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:
-        raise LedgerError(f"cannot use the path {path}: {why(error)}") from None
+        raise NoLedgerError(f"cannot use the path {path}: {why(error)}") from None
 
 
 def acquire_lock(folder: Path) -> int:

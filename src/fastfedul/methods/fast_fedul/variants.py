@@ -104,9 +104,18 @@ def fast_fedul(
 ) -> Method:
     """Takes a client's updates out of the final model, by the server alone.
 
-    With nothing set it is what `forget` does. `damping` and `damped` belong to skew
-    `scalar`, which they imply, and `updates` to skew `kronecker`. A sample of the
-    updates (`keep`) is never refused for its coverage unless that is asked for.
+    With nothing set it is what `forget` does.
+
+    Args:
+        skew: How the others' training reacted: kronecker, scalar or none. Without it,
+            kronecker where the server adds a mean, and scalar elsewhere.
+        damping: The damping of skew scalar, one number or one for each round.
+        damped: Rounds that skew scalar damps: all or alternate.
+        updates: Updates of the others that skew kronecker draws, or all.
+        minimum_coverage: Least part of a client's share that must be kept; 0.2, or 0
+            with another `keep` than all.
+        keep: Forget as if the ledger had kept only these updates.
+        keep_seed: Seed of the draw of `keep`.
 
     Raises:
         InvalidInputError: If a setting belongs to another skew.
@@ -124,26 +133,49 @@ def fast_fedul(
 def papers(
     damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
 ) -> Method:
-    """Fast-FedUL as in the paper: the same damping in every round."""
+    """Fast-FedUL as in the paper: the same damping in every round.
+
+    Args:
+        damping: The part that a round pulls back.
+        keep: Forget as if the ledger had kept only these updates.
+        keep_seed: Seed of the draw of `keep`.
+    """
     return fast_fedul(Scalar.name, damping, keep=keep, keep_seed=keep_seed)
 
 
 def random_keeping(
     damping: float = PAPERS_DAMPING, keep: str = PAPERS_KEEPING, keep_seed: int = 0
 ) -> Method:
-    """Fast-FedUL-1 of the paper: from updates that were kept at random."""
+    """Fast-FedUL-1 of the paper: from updates that were kept at random.
+
+    Args:
+        damping: The part that a round pulls back.
+        keep: Forget as if the ledger had kept only these updates.
+        keep_seed: Seed of the draw of `keep`.
+    """
     return papers(damping, keep, keep_seed)
 
 
 def without_skew(keep: str = "all", keep_seed: int = 0) -> Method:
-    """Fast-FedUL-2 of the paper: as if nobody had reacted to the client."""
+    """Fast-FedUL-2 of the paper: as if nobody had reacted to the client.
+
+    Args:
+        keep: Forget as if the ledger had kept only these updates.
+        keep_seed: Seed of the draw of `keep`.
+    """
     return fast_fedul("none", keep=keep, keep_seed=keep_seed)
 
 
 def half_skew(
     damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
 ) -> Method:
-    """Fast-FedUL-3 of the paper: damping in every other round."""
+    """Fast-FedUL-3 of the paper: damping in every other round.
+
+    Args:
+        damping: The part that a round of every two pulls back.
+        keep: Forget as if the ledger had kept only these updates.
+        keep_seed: Seed of the draw of `keep`.
+    """
     return fast_fedul(Scalar.name, damping, "alternate", keep=keep, keep_seed=keep_seed)
 
 
