@@ -86,7 +86,7 @@ def test_compare_has_no_retrained_row_and_leaves_out_who_asks_clients(
     )
     alone = run("compare", ledger, "--forget", "eve", "--methods", "federaser", code=1)
     assert "needs the help of clients" in one_line(alone)
-    assert "name the clients" in one_line(run("compare", ledger, code=1))
+    assert "name the clients" in one_line(run("compare", ledger, code=2))
 
 
 def test_the_report_shows_the_metrics_that_were_recorded(ledger: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_report_shows_the_metrics_that_were_recorded(ledger: Path) -> None:
     assert "Now" in page.read_text()
     run_json("report", ledger, "--forget", "eve")
     assert "eve" in page.read_text()
-    inside = run("report", ledger, "--out", ledger / "page.html", code=1)
+    inside = run("report", ledger, "--out", ledger / "page.html", code=2)
     assert "is a place of the run itself" in one_line(inside)
 
 
@@ -131,8 +131,8 @@ def test_a_file_that_does_not_say_how_is_refused_by_one_line(
         federation_file(ledger).unlink()
     else:
         federation_file(ledger).write_text(content)
-    assert said in one_line(run("evaluate", ledger, code=1))
-    assert said in one_line(run("compare", ledger, "--forget", "eve", code=1))
+    assert said in one_line(run("evaluate", ledger, code=2))
+    assert said in one_line(run("compare", ledger, "--forget", "eve", code=2))
 
 
 def test_examples_of_another_shape_or_class_do_not_fit(
@@ -147,9 +147,9 @@ def test_examples_of_another_shape_or_class_do_not_fit(
         return np.hstack([rows, rows]), labels
 
     monkeypatch.setattr(f"{HERE}.examples", three_classes)
-    assert "another network" in one_line(run("evaluate", ledger, code=1))
+    assert "another network" in one_line(run("evaluate", ledger, code=2))
     monkeypatch.setattr(f"{HERE}.examples", wide)
-    assert "another network" in one_line(run("evaluate", ledger, code=1))
+    assert "another network" in one_line(run("evaluate", ledger, code=2))
 
 
 def test_a_file_is_looked_for_beside_the_file_that_names_it(tmp_path: Path) -> None:
@@ -157,5 +157,5 @@ def test_a_file_is_looked_for_beside_the_file_that_names_it(tmp_path: Path) -> N
     write_source(ledger, EvaluationSource(model="auto", test="own.npz"))
     np.savez(tmp_path / "own.npz", images=np.zeros((2, 8, 8), np.uint8))
     assert f"{tmp_path}/own.npz has no labels" in one_line(
-        run("evaluate", ledger, code=1)
+        run("evaluate", ledger, code=2)
     )

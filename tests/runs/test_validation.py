@@ -200,7 +200,7 @@ def test_bad_images_get_one_line(
     file = tmp_path / "bad.npz"
     np.savez(file, **arrays)
     asked = ("forget", run, "client-0", "--dry-run", "--validation", file)
-    error = fastfedul(*asked, code=1).stderr
+    error = fastfedul(*asked, code=2).stderr
     assert said in " ".join(error.split())
 
 
