@@ -67,9 +67,18 @@ def reproduce_paper(
     again: Annotated[
         bool,
         typer.Option(
-            "--again", help="Also compute results again that lack newer measures."
+            "--again",
+            help="Also compute results again that lack newer measures or times.",
         ),
     ] = False,
+    timed: Annotated[
+        bool,
+        typer.Option(
+            "--times/--no-times",
+            help="Whether to measure time and memory. On a busy machine choose "
+            "--no-times: results keep the times they have, and --again adds the rest.",
+        ),
+    ] = True,
     keep_runs: Annotated[
         bool,
         typer.Option("--keep-runs", help="Leave the trained runs in OUT/runs."),
@@ -98,6 +107,7 @@ def reproduce_paper(
             results=results,
             only=data,
             again=again,
+            timed=timed,
             server_only=server_only,
         )
 
@@ -125,6 +135,9 @@ def reproduce_paper(
 
 @contextmanager
 def _progress(done: int, total: int) -> Iterator[Say]:
+    if not err().is_terminal:
+        yield _print_finished(done, total)
+        return
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -143,10 +156,22 @@ def _progress(done: int, total: int) -> Iterator[Say]:
         TextColumn("{task.description}"),
         console=err(),
         speed_estimate_period=3600,
-        disable=not err().is_terminal,
     ) as bar:
         task = bar.add_task("", total=total, completed=done)
         yield lambda what, count: bar.update(task, description=what, advance=count)
+
+
+def _print_finished(done: int, total: int) -> Say:
+    """Return a function that prints a line for each finished cell."""
+    counted = done
+
+    def say(what: str, count: int) -> None:
+        nonlocal counted
+        counted += count
+        if count:
+            err().print(f"{counted}/{total} {what}", markup=False, soft_wrap=True)
+
+    return say
 
 
 if __name__ == "__main__":

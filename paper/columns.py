@@ -40,7 +40,7 @@ def columns_of(name: str, group: Group) -> tuple[Column, ...]:
     if name == "lemma":
         return _LEMMA
     if name == "damping":
-        return (Column("damping", lambda line, _: line.label), _SEEDS, *_SHARES)
+        return (_METHOD, _SETTINGS, _SEEDS, *_SHARES)
     if name == "history":
         return (_METHOD, _SETTINGS, _POLICY[1], _SEEDS, *_SHARES, _STORED, *_LEAST)
     if name == "sampling":

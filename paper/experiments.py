@@ -164,10 +164,12 @@ def _sign(scale: Scale, num_seeds: int) -> list[Line]:
 
 
 def _bound(scale: Scale, num_seeds: int) -> list[Line]:
-    damped = [
-        Method(f"damping {alpha:g}", PAPER.name, {"damping": alpha}) for alpha in ALPHAS
-    ]
+    damped = map(_damped, ALPHAS)
     return _on_first(scale, num_seeds, (BEFORE_LINE, NO_SKEW, *damped, DEFAULT))
+
+
+def _damped(damping: float) -> Method:
+    return Method(f"damping {damping:g}", PAPER.name, {"damping": damping})
 
 
 def _lemma(scale: Scale, num_seeds: int) -> list[Line]:
@@ -201,7 +203,7 @@ def _damping(scale: Scale, num_seeds: int) -> list[Line]:
     dampings = DAMPINGS[::3] if scale == "smoke" else DAMPINGS
     for attack in ATTACKS:
         for damping in dampings:
-            method = Method(f"{damping:g}", PAPER.name, {"damping": damping})
+            method = _damped(damping)
             found.append(
                 _line(
                     scale,

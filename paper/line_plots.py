@@ -49,8 +49,51 @@ def draw_levels(stem: str, title: str, group: Group) -> str:
 
 
 def draw_epochs(stem: str, title: str, group: Group) -> str:
-    """Return a line per method against the local epochs of a round."""
-    return _draw_parameters(stem, title, group, "local epochs a round")
+    """Return main accuracy lost against retraining, by the local epochs of a round.
+
+    There is a panel per attack and a line per method, on a logarithmic axis of epochs.
+    """
+    from matplotlib.ticker import NullLocator
+
+    attacks = dict.fromkeys(line.attack for line in group)
+    again = {
+        (line.attack, line.parameter): line.main.value
+        for line in group
+        if line.label == RETRAINED and line.main
+    }
+    methods = [
+        label
+        for label in dict.fromkeys(line.label for line in group)
+        if label not in _REFERENCES
+    ]
+    ticks = sorted({line.parameter for line in group if line.parameter is not None})
+
+    def paint(figure: Figure) -> None:
+        panels = figure.subplots(1, len(attacks), sharey=True, squeeze=False)[0]
+        for axes, attack in zip(panels, attacks, strict=True):
+            for number, method in enumerate(methods):
+                lost = [
+                    (line.parameter, 100 * (again[key] - line.main.value))
+                    for line in group
+                    if (line.label, line.attack) == (method, attack)
+                    and line.main
+                    and (key := (line.attack, line.parameter)) in again
+                ]
+                if lost:
+                    axes.plot(
+                        *zip(*lost, strict=True), label=method, **_look("", number)
+                    )
+            axes.set_title(f"{attack} backdoor")
+            axes.set_xscale("log")
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xlabel("local epochs a round")
+            axes.axhline(0, color=INK, linewidth=1)
+            axes.grid(axis="y")
+        panels[0].set_ylabel("main accuracy lost against\nretraining, in points")
+        legend_below(figure, panels[0])
+
+    return render(stem, title, _HEIGHT, paint)
 
 
 def draw_budgets(stem: str, title: str, group: Group) -> str:
@@ -72,7 +115,7 @@ def draw_iterations(stem: str, title: str, group: Group) -> str:
                 axes.plot(
                     range(1, len(course) + 1),
                     course,
-                    label=f"damping {line.label}",
+                    label=line.label,
                     **_look(line.label, number, max(len(course) // 8, 1)),
                 )
         legend_below(figure, panels[MAIN])

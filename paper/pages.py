@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError
-from paper import server_rules
+from paper import missing, server_rules
 from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of
@@ -58,6 +58,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
     for name, scale, num_seeds in PUBLISHED:
         lines = lines_of(name, scale, num_seeds)
         yield from write(name, scale, lines, store, folder_of(scale, out))
+    yield from missing.write_page(PUBLISHED, store, out)
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
     yield from tracing_page.write_page(results, out)

@@ -27,7 +27,7 @@ DRAWN: dict[str, tuple[Draw, str]] = {
     "cost": (draw_costs, "Cost of forgetting"),
     "history": (draw_history, "Forgetting from less history"),
     "sign": (draw_accuracies, "The sign of α"),
-    "epochs": (draw_epochs, "Fast-FedUL and local epochs"),
+    "epochs": (draw_epochs, "The worth of the skew, by local epochs"),
     "sampling": (draw_budgets, "Fast-FedUL with fewer updates kept"),
 }
 
@@ -35,7 +35,8 @@ DRAWN: dict[str, tuple[Draw, str]] = {
 def plots_of(name: str, summaries: Sequence[Summary]) -> dict[str, str]:
     """Return the plots as SVG text by the stem of their files.
 
-    There is one for each attack and data set; without a single result there is none.
+    There is one for each attack and data set, of `epochs` one for each data set;
+    without a single result there is none.
 
     Raises:
         InvalidInputError: If matplotlib is not installed.
@@ -46,9 +47,10 @@ def plots_of(name: str, summaries: Sequence[Summary]) -> dict[str, str]:
     found = {}
     for (attack, source), group in _by_plot(name, summaries).items():
         if any(line.num_measured for line in group):
-            stem = f"{name}-{source}" if name == attack else f"{name}-{attack}-{source}"
-            title = f"{about}: {attack} backdoor, {group[0].data_name}"
-            found[stem] = draw(stem, title, group)
+            parts = dict.fromkeys(part for part in (name, attack, source) if part)
+            stem = "-".join(parts)
+            of = f"{attack} backdoor, " if attack else ""
+            found[stem] = draw(stem, f"{about}: {of}{group[0].data_name}", group)
     return found
 
 
@@ -59,5 +61,6 @@ def _by_plot(
     for line in summaries:
         if name == "deviation" and line.label in (BEFORE, RETRAINED):
             continue
-        found.setdefault((line.attack, line.source), []).append(line)
+        attack = "" if name == "epochs" else line.attack
+        found.setdefault((attack, line.source), []).append(line)
     return found

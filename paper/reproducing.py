@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
@@ -30,6 +30,7 @@ class Plan:
         folder: Where pages go, and runs while they are computed.
         results: Where the results of cells are kept.
         again: Whether results without the newest measures count as missing.
+        timed: Whether nothing else uses the machine.
     """
 
     scale: Scale
@@ -39,6 +40,11 @@ class Plan:
     folder: Path
     results: Path
     again: bool = False
+    timed: bool = True
+
+    def is_missing(self, cell: Cell, store: CellStore) -> bool:
+        """Return whether a cell is still to be computed."""
+        return is_missing(cell, store, again=self.again, timed=self.timed)
 
     @property
     def num_cells(self) -> int:
@@ -55,6 +61,7 @@ def plan(
     results: Path | None = None,
     only: str | None = None,
     again: bool = False,
+    timed: bool = True,
     server_only: bool = False,
 ) -> Plan:
     """Return the cells of a table, and the number of finished ones.
@@ -67,6 +74,7 @@ def plan(
         results: Where the results of cells are kept; None for `results` below it.
         only: Leave out all other data sets.
         again: Count results without the newest measures as missing.
+        timed: Measure times; if not, keep those that are known.
         server_only: Leave out the cells of methods that ask clients or images.
     """
     if scale not in SCALES:
@@ -81,8 +89,9 @@ def plan(
     cells = _together(wanted)
     results = results or folder / RESULTS
     store = CellStore(results)
-    num_done = sum(not is_missing(cell, store, again=again) for cell in cells)
-    return Plan(scale, tables, cells, num_done, folder, results, again)
+    planned = Plan(scale, tables, cells, 0, folder, results, again, timed)
+    num_done = sum(not planned.is_missing(cell, store) for cell in cells)
+    return replace(planned, num_done=num_done)
 
 
 def _asks(cell: Cell) -> bool:
@@ -107,12 +116,13 @@ def reproduce(
     """
     folder = planned.folder
     store = CellStore(planned.results)
-    missing = [c for c in planned.cells if is_missing(c, store, again=planned.again)]
+    missing = [cell for cell in planned.cells if planned.is_missing(cell, store)]
     if limit is not None:
-        runs = list(dict.fromkeys(run_key(cell.run) for cell in missing))[:limit]
-        missing = [cell for cell in missing if run_key(cell.run) in runs]
+        first = list(dict.fromkeys(run_key(cell.run) for cell in missing))[:limit]
+        missing = [cell for cell in missing if run_key(cell.run) in first]
     try:
-        compute(missing, store, folder / RUNS, say, keep_runs=keep_runs)
+        runs = folder / RUNS
+        compute(missing, store, runs, say, keep_runs=keep_runs, timed=planned.timed)
     finally:
         store.sort()
         written = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fastfedul.evaluate.comparison import Answers, Evaluation, Questions, ask, e
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import Workers
+from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.recoding import recoded
@@ -60,12 +61,20 @@ Say = Callable[[str, int], None]
 """Gets the current step, and the number of cells that it finished."""
 
 
-def is_missing(cell: Cell, store: CellStore, *, again: bool = False) -> bool:
-    """Return whether a cell has no result, or with `again` lacks newer measures."""
+def is_missing(
+    cell: Cell, store: CellStore, *, again: bool = False, timed: bool = True
+) -> bool:
+    """Return whether a cell has no result.
+
+    With `again`, a result without the newest measures is missing, too. If `timed`, so
+    is a result that was computed beside other programs.
+    """
     found = store.read(cell)
     if found is None:
         return True
-    return again and cell.kind == "model" and found.get("edition", 1) < EDITION
+    if not again or cell.kind != "model":
+        return False
+    return found.get("edition", 1) < EDITION or (timed and UNTIMED in found)
 
 
 def compute(
@@ -75,6 +84,7 @@ def compute(
     say: Say,
     *,
     keep_runs: bool = False,
+    timed: bool = True,
 ) -> None:
     """Compute cells, run by run.
 
@@ -88,6 +98,8 @@ def compute(
         runs: Folder for the runs.
         say: Told how far it is.
         keep_runs: Leave the folders of the runs there.
+        timed: Whether nothing else uses the machine. If not, a result keeps the times
+            and the memory of the result that it replaces, or has none.
     """
     by_run: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -96,6 +108,7 @@ def compute(
         folder = runs / key
         try:
             _trained(folder, missing[0].run, say)
+            _mark(folder, timed)
         except NothingToPoisonError as error:
             # This follows from the options and is a result; any other refusal, such as
             # of data that are not there, does not and is none.
@@ -106,10 +119,40 @@ def compute(
         with _Bench(folder, missing[0].leavers, say) as bench:
             for cell in missing:
                 say(f"{_name(cell.run)}: {cell.method}", 0)
-                store.write(cell, {**bench.result(cell), **_ABOUT_RESULT})
+                result = bench.result(cell)
+                if not timed:
+                    result = _with_earlier_times(result, store.read(cell))
+                store.write(cell, {**result, **_ABOUT_RESULT})
                 say(f"{_name(cell.run)}: {cell.method}", 1)
         if not keep_runs:
             shutil.rmtree(folder)
+
+
+UNTIMED = "untimed"
+"""Field of a result whose times were not measured with it, and a file of a run."""
+
+_TIMES = ("seconds", "peak_bytes")
+
+
+def _mark(folder: Path, timed: bool) -> None:
+    """Mark a run as untimed, or remove the mark and a retraining without its time."""
+    mark = folder / UNTIMED
+    if not timed:
+        mark.touch()
+    elif mark.exists():
+        for path in folder.glob(f"{RETRAINED_MODELS}*"):
+            path.unlink()
+        mark.unlink()
+
+
+def _with_earlier_times(
+    result: dict[str, Any], earlier: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if not result.get("seconds"):
+        return result
+    known = earlier or {}
+    times = {name: known.get(name) for name in _TIMES if name in result}
+    return {**result, **times, UNTIMED: True}
 
 
 _RECODED = "recoded"

@@ -193,7 +193,7 @@ def _introduction(
     if name in _COMPARED and any(line.paper for line in summaries):
         said.append("A difference is ours minus the paper's, in points of a hundred.")
     if any(not line.seeds_done for line in summaries):
-        said.append("Some lines have no results yet and say so.")
+        said.append("Some lines have no results yet; the command computes them.")
     return said
 
 
@@ -227,6 +227,8 @@ def _section(name: str, group: Group) -> list[str]:
         *map(_row, rows),
     ]
     heading = f"## {first.attack}: {first.data_name}{split}"
+    if not any(line.seeds_done for line in group):
+        return [heading, "Not run yet."]
     return [heading, "\n".join(table), *_notes(group)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from paper.measures import (
     unseen_sevens,
     without_draw,
 )
-from paper.running import is_missing
+from paper.running import compute, is_missing
 from paper.settings import setting_of
 from tests.support.by_hand import Updates, ledger_from, params
 
@@ -112,3 +113,34 @@ def test_older_results_are_missing_only_if_they_are_wanted_again(
     ]
     wanted = [is_missing(cell, store, again=True) for cell in (old, new, none)]
     assert wanted == [True, False, True]
+
+
+@pytest.mark.slow
+def test_beside_other_programs_earlier_times_are_kept(tmp_path: Path) -> None:
+    small = {"data": "digits", "train_size": 200, "rounds": 2, "epochs": 1}
+    run = RunConfig.from_options(**small, clients=4, attack="pixel", workers=1)
+    fast, again = Cell(run, "fast-fedul-2"), Cell(run, "retrained")
+    cells, runs = (fast, again), tmp_path / "runs"
+    store = CellStore(tmp_path / "results")
+    store.write(fast, {"main": 0.5, "seconds": 123.0, "peak_bytes": 7})
+
+    def missing(*, timed: bool) -> list[Cell]:
+        return [c for c in cells if is_missing(c, store, again=True, timed=timed)]
+
+    def computed(*, timed: bool) -> list[dict[str, Any]]:
+        todo = missing(timed=timed)
+        compute(todo, store, runs, lambda *_: None, keep_runs=not timed, timed=timed)
+        return [store.read(cell) or {} for cell in cells]
+
+    first, second = computed(timed=False)
+    assert (first["seconds"], first["peak_bytes"]) == (123.0, 7)
+    assert first["main_total"] > 0
+    assert second["seconds"] is None
+    assert missing(timed=False) == []
+    assert missing(timed=True) == [*cells]
+
+    newer, newest = computed(timed=True)
+    assert missing(timed=True) == []
+    assert newer["main_count"] == first["main_count"]
+    assert newer["seconds"] < 123
+    assert newest["seconds"] > 0

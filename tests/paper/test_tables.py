@@ -90,7 +90,8 @@ def test_one_seed_has_no_interval_and_the_text_says_so(
 def test_missing_seeds_are_counted(line_with: Build, store: CellStore) -> None:
     text = page("pixel", line_with(WHOLE, None, WHOLE), store=store)
     assert row(text, "fast-fedul-paper")[2] == "2 of 3 seeds"
-    text = page("pixel", line_with(None, label="kd"), store=store)
+    lines = line_with(WHOLE), line_with(None, label="kd")
+    text = page("pixel", *lines, store=store)
     assert row(text, "kd")[2:4] == ["0 of 1 seeds", "not run yet"]
 
 
@@ -169,7 +170,7 @@ def test_sampling_goes_by_policy_and_budget(line_with: Build, store: CellStore) 
 def test_damping_shows_the_last_iteration(line_with: Build, store: CellStore) -> None:
     course = {"main": [0.9, 0.8], "backdoor": [0.5, 0.25]}
     line = line_with(course, label="0.07", method="fast-fedul-paper", parameter=0.07)
-    assert row(page("damping", line, store=store), "0.07")[2:] == ["80.00 %", "25.00 %"]
+    assert row(page("damping", line, store=store), "0.07")[3:] == ["80.00 %", "25.00 %"]
 
 
 def test_warnings_stand_below_the_table(line_with: Build, store: CellStore) -> None:

@@ -54,7 +54,9 @@ def test_nothing_computed_yet_is_a_page_that_says_so(
     lines = lines_of("cost", "smoke", 1)
     files = write("cost", "smoke", lines, store, tmp_path)
     assert len(files) == 2
-    assert files[0].read_text("utf-8").count("not run yet") == len(lines)
+    text = files[0].read_text("utf-8")
+    assert text.count("Not run yet.") == text.count("\n## ") == 2
+    assert "|" not in text
 
 
 def test_without_matplotlib_the_rest_is_written(
