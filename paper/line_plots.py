@@ -192,13 +192,15 @@ def _draw_parameters(
             series.setdefault(line.label.partition(":")[0], []).append(line)
     ticks = sorted({line.parameter for line in group if line.parameter is not None})
     across = [line for line in group if line.parameter is None]
+    own = [method for method in series if method not in _REFERENCES]
+    places = {method: place for place, method in enumerate(own)}
 
     def paint(figure: Figure) -> None:
         panels = _panels(figure, label)
         for name, axes in panels.items():
-            for number, (method, lines) in enumerate(series.items()):
-                shift = (number - (len(series) - 1) / 2) * _DODGE
-                _add_line(axes, method, lines, name, number, shift)
+            for place, (method, lines) in enumerate(series.items()):
+                shift = (place - (len(series) - 1) / 2) * _DODGE
+                _add_line(axes, method, lines, name, places.get(method, 0), shift)
             axes.set_title(f"{name} ({mean_and_interval(group)})")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             for line in across:
@@ -214,8 +216,7 @@ def _cut_below(
     axes: Axes, series: Mapping[str, Sequence[Summary]], least: float
 ) -> None:
     """End the axis at a value, and name the methods that lie below it."""
-    top = axes.get_ylim()[1]
-    axes.set_ylim(least, top)
+    axes.set_ylim(least, min(axes.get_ylim()[1], 1.01))
     said = []
     for method, lines in series.items():
         low = [s.main.value for s in lines if s.main and s.main.value < least]
@@ -275,10 +276,12 @@ def _look(method: str, number: int, every: int = 1) -> dict[str, Any]:
     if method in _REFERENCES:
         colour, dashes = _REFERENCES[method]
         return {"color": colour, "linestyle": dashes, "marker": "", "zorder": 3}
-    place = number % len(COLOURS)
+    again, place = divmod(number, len(COLOURS))
     return {
         "color": COLOURS[place],
-        "linestyle": "-",
+        # More lines than colours: the next ones are dashed and hollow.
+        "linestyle": "--" if again else "-",
+        "markerfacecolor": "white" if again else COLOURS[place],
         "marker": MARKERS[place],
         "markevery": every,
     }

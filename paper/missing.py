@@ -73,19 +73,25 @@ def count_missing(
     name: str, scale: Scale, lines: Sequence[Line], store: CellStore
 ) -> Iterator[Missing]:
     """Yield the counts of each data set and attack of a page that is not complete."""
-    groups: dict[tuple[str, str], dict[str, Cell]] = {}
+    groups: dict[tuple[str, str], list[Cell]] = {}
     for line in lines:
-        group = groups.setdefault((line.cells[0].run.data.source, line.attack), {})
-        group.update((cell.key, cell) for cell in line.cells)
-    for (data, attack), found in groups.items():
-        cells = list(found.values())
-        missing = [cell for cell in cells if is_missing(cell, store)]
-        older = [c for c in cells if is_missing(c, store, again=True, timed=False)]
-        untimed = [cell for cell in cells if UNTIMED in (store.read(cell) or ())]
-        runs = {run_key(cell.run) for cell in missing}
-        counts = (len(missing), len(runs), len(older) - len(missing), len(untimed))
-        if any(counts):
-            yield Missing(name, scale, data, attack, len(cells), *counts)
+        group = groups.setdefault((line.cells[0].run.data.source, line.attack), [])
+        group.extend(line.cells)
+    for (data, attack), cells in groups.items():
+        counts = _count(cells, store)
+        if any(counts[1:]):
+            yield Missing(name, scale, data, attack, *counts)
+
+
+def _count(cells: Sequence[Cell], store: CellStore) -> tuple[int, int, int, int, int]:
+    """Return the last five fields of `Missing`, with each cell counted once."""
+    once = list({cell.key: cell for cell in cells}.values())
+    missing = [cell for cell in once if is_missing(cell, store)]
+    older = [cell for cell in once if is_missing(cell, store, again=True, timed=False)]
+    untimed = [cell for cell in once if UNTIMED in (store.read(cell) or ())]
+    runs = {run_key(cell.run) for cell in missing}
+    num_older = len(older) - len(missing)
+    return len(once), len(missing), len(runs), num_older, len(untimed)
 
 
 def write_page(
@@ -98,18 +104,17 @@ def write_page(
         store: The results.
         out: Folder of the page.
     """
-    found = [
-        each
-        for name, scale, num_seeds in published
-        for each in count_missing(name, scale, lines_of(name, scale, num_seeds), store)
-    ]
     columns = [field.name for field in fields(Missing)]
+    pages = {(name, scale): lines_of(name, scale, n) for name, scale, n in published}
     rows = [
-        "| " + " | ".join(columns) + " |",
-        "|---|---|---|---|" + "---:|" * 5,
-        *("| " + " | ".join(str(getattr(x, c)) for c in columns) + " |" for x in found),
+        [str(getattr(each, column)) for column in columns]
+        for (name, scale), lines in pages.items()
+        for each in count_missing(name, scale, lines, store)
     ]
-    table = "\n".join(rows) if found else "Nothing is missing."
+    cells = [cell for lines in pages.values() for x in lines for cell in x.cells]
+    rows.append(["all, each cell once", "", "", "", *map(str, _count(cells, store))])
+    head = [columns, ["---"] * 4 + ["---:"] * 5]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in [*head, *rows])
     path = out / PAGE
     write_whole(path, f"{_HEAD}\n{table}\n")
     yield path

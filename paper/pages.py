@@ -15,6 +15,7 @@ from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of
 from paper.settings import Scale
+from paper.short import write_short
 from paper.tracing import page as tracing_page
 from paper.writing import write
 
@@ -59,6 +60,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
         lines = lines_of(name, scale, num_seeds)
         yield from write(name, scale, lines, store, folder_of(scale, out))
     yield from missing.write_page(PUBLISHED, store, out)
+    yield from write_short(store, out / "README.md")
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
     yield from tracing_page.write_page(results, out)

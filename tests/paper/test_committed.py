@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from fastfedul.errors import InvalidInputError
 from fastfedul.methods.registry import BUILT_IN, find_method
-from paper.cells import BEFORE, RETRAINED, Kind, without_ledger
+from paper.cells import BEFORE, RETRAINED, CellStore, Kind, without_ledger
 from paper.experiments import EXPERIMENTS, lines_of
 from paper.pages import PUBLISHED, folder_of, write_pages
 from paper.settings import SCALES, Scale
+from paper.short import BEGIN, END, short_table, write_short
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES, RESULTS = ROOT / "docs" / "results", ROOT / "results"
-RETINA = "retinal subset (paper: OCTMNIST)"
 DATA = ("digits", "mnist", "cifar10", "oct-retina-subset")
 LAST_COMMIT_OF_RETIRED = "f3df8bfe0a1b8c041e740a116bc84bc82e453a8c"
 
@@ -49,7 +48,10 @@ def made(
 def test_one_command_makes_everything_but_the_prose(made: Path) -> None:
     names = {name for name, scale, _ in PUBLISHED if scale == "standard"}
     assert {"edge-case", "pixel", "cost"} <= names
-    by_hand = ("README.md", "board-protocol.md", "tracing-protocol.md")
+    by_hand = (
+        *("README.md", "claims.md", "setup.md"),
+        *("board-protocol.md", "tracing-protocol.md"),
+    )
     written_by_hand = {Path(name) for name in by_hand}
     assert files_below(made) == files_below(PAGES) - written_by_hand
 
@@ -121,20 +123,28 @@ def test_results_of_removed_methods_are_kept_apart_with_their_commit() -> None:
         )
 
 
-def test_the_table_in_short_says_what_the_main_tables_say() -> None:
-    measured = {}
-    for name in ("edge-case", "pixel"):
-        with (PAGES / f"{name}.csv").open(newline="") as file:
-            for line in csv.DictReader(file):
-                if line["main"] and line["backdoor"]:
-                    shares = (float(line["main"]), float(line["backdoor"]))
-                    shown = " / ".join(f"{100 * share:.2f}" for share in shares)
-                    measured[line["label"], line["data"], name] = shown
-    columns = list(product(("mnist", "cifar10", RETINA), ("edge-case", "pixel")))
-    text = (PAGES / "README.md").read_text("utf-8").split("## In short")[1]
-    table = text.split("\n\n")[2].splitlines()[2:]
-    assert len(table) >= 10
-    for row in table:
-        method, _, *figures, _ = (part.strip() for part in row.split("|")[1:-1])
-        expected = [measured.get((method, *column), "–") for column in columns]
-        assert figures == expected, method
+def test_the_table_in_short_is_what_the_cells_give(
+    data_file: Callable[[str], Path],
+) -> None:
+    data_file("oct_retina_subset.npz")
+    text = (PAGES / "README.md").read_text("utf-8")
+    table = text.partition(BEGIN)[2].partition(END)[0].strip()
+    assert table == short_table(CellStore(RESULTS))
+    assert len(table.splitlines()) > 10
+
+
+def test_the_table_in_short_is_written_between_its_marks(
+    store: CellStore, tmp_path: Path
+) -> None:
+    readme = tmp_path / "README.md"
+    assert list(write_short(store, readme)) == []
+    readme.write_text(f"above\n{BEGIN}stale\n{END}\nbelow\n", "utf-8")
+    for _ in range(2):
+        assert list(write_short(store, readme)) == [readme]
+    text = readme.read_text("utf-8")
+    assert text.startswith(f"above\n{BEGIN}\n| method |")
+    assert text.endswith(f" |\n\n{END}\nbelow\n")
+    assert "stale" not in text
+    readme.write_text("no marks", "utf-8")
+    with pytest.raises(InvalidInputError, match="lacks the line"):
+        list(write_short(store, readme))
