@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastfedul.cli.compare import check_page
 from fastfedul.cli.evaluate import show_proportion
 from fastfedul.cli.investigation import (
     PageFile,
     RunOrLedger,
+    look_into,
     name_page,
     warn_of,
 )
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_json,
     print_table,
     show_name,
-    task_progress,
 )
 
 if TYPE_CHECKING:
@@ -59,15 +57,14 @@ def show_contributions(
     Example: `fastfedul contribution my-run --data clean.npz --shapley 20`
     """
     from fastfedul.investigate.contribution import contributions
+    from fastfedul.report.investigation_pages import render_contribution
 
-    check_page(path, out_file)
-    with task_progress("reading the ledger") as say:
-        found = contributions(path, data, shapley=shapley, say=say)
-    if out_file is not None:
-        from fastfedul.report.contribution_page import write_contribution
-
-        with err().status("drawing the page"):
-            write_contribution(out_file, path.name, found)
+    found = look_into(
+        path,
+        out_file,
+        lambda say: contributions(path, data, shapley=shapley, say=say),
+        render_contribution,
+    )
     if json:
         print_json(contribution_json(found, out_file))
     else:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from fastfedul.cli.output import out, warn
+from fastfedul.cli.compare import check_page
+from fastfedul.cli.output import Say, err, out, task_progress, warn
+
+Found = TypeVar("Found")
 
 RunOrLedger = Annotated[Path, typer.Argument(help="A run, or a ledger.", metavar="RUN")]
 PageFile = Annotated[
     Path | None, typer.Option("--out", help="Also write an HTML page to this file.")
 ]
+
+
+def look_into(
+    path: Path,
+    page: Path | None,
+    look: Callable[[Say], Found],
+    render: Callable[[str, Found], str],
+) -> Found:
+    """Return the findings about a run, and write their page if one is wanted.
+
+    Args:
+        path: The run.
+        page: The file of the page; None for no page.
+        look: Returns the findings, and says how far it is.
+        render: Returns the page from the name of the run and the findings.
+    """
+    check_page(path, page)
+    with task_progress("reading the ledger") as say:
+        found = look(say)
+    if page is not None:
+        from fastfedul.report.page import write_text
+
+        with err().status("drawing the page"):
+            write_text(page, render(path.name, found))
+    return found
 
 
 def warn_of(notes: tuple[str, ...]) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastfedul.cli.compare import check_page
 from fastfedul.cli.investigation import (
     PageFile,
     RunOrLedger,
+    look_into,
     name_page,
     warn_of,
 )
@@ -22,7 +22,6 @@ from fastfedul.cli.output import (
     print_json,
     print_table,
     show_name,
-    task_progress,
 )
 from fastfedul.errors import InvalidInputError
 
@@ -84,17 +83,18 @@ def trace_inputs(
     `fastfedul forget my-run $(fastfedul trace my-run --inputs bad.npz --quiet)`
     """
     from fastfedul.investigate.trace import trace
+    from fastfedul.report.investigation_pages import render_trace
 
     if quiet and json:
         raise InvalidInputError("--quiet and --json exclude each other; choose one")
-    check_page(path, out_file)
-    with task_progress("reading the ledger") as say:
-        found = trace(path, inputs, reference=reference, backdoor=backdoor, say=say)
-    if out_file is not None:
-        from fastfedul.report.trace_page import write_trace
-
-        with err().status("drawing the page"):
-            write_trace(out_file, path.name, found)
+    found = look_into(
+        path,
+        out_file,
+        lambda say: trace(
+            path, inputs, reference=reference, backdoor=backdoor, say=say
+        ),
+        render_trace,
+    )
     if quiet:
         _print_names(found)
     elif json:
