@@ -159,8 +159,8 @@ def write_plainly(path: Path, payload: memoryview, num_bytes: int) -> None:
 def peak_of(code: str, *arguments: Path) -> int:
     """Return the most bytes that were resident in a fresh interpreter.
 
-    It is the process's own high-water mark: `ru_maxrss` would begin with that of the
-    large process which starts it.
+    It is the process's own high-water mark: `ru_maxrss` would begin with the
+    mark of the large process which starts it.
     """
     report = (
         "status = open('/proc/self/status').read()\n"

@@ -73,8 +73,8 @@ class Sizes:
         parameters: Values of the model.
         rounds: Rounds of the history, the target in every one.
         clients: Participants of each round.
-        rounds_on_disk: Rounds of the ledger whose appends are timed and that is
-            forgotten from in bounded memory: two or more times eight.
+        rounds_on_disk: Rounds of the ledger that times appends and forgets in bounded
+            memory: two or more times eight.
         repetitions: How often everything is timed.
         growth_clients: Participants of each round while parameters or rounds grow.
         few_parameters: Values of the model while the number of clients grows.

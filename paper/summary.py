@@ -80,8 +80,8 @@ class Summary:
         client_calls: How often a client had to work.
         bytes_read: History read.
         stored_bytes: History that must be kept.
-        peak_bytes: Memory at most, above what was there before.
-        mia_auc: Success of guessing who took part.
+        peak_bytes: Most memory above the memory before.
+        mia_auc: Success of guessing which images took part.
         distance: To the retrained model.
         bound: Theorem 1's bound of that distance.
         lipschitz: The constant K of the bound.

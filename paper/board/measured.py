@@ -229,7 +229,7 @@ def measured_difference(
 
     Args:
         ledger: The history, of weighted means.
-        removal: Who leaves which round.
+        removal: Clients that leave, by round.
         server: Measures the reaction of the clients that stay.
 
     Raises:

@@ -64,7 +64,7 @@ def old_difference(
 
     Args:
         ledger: The run, every update kept.
-        forget: Who leaves.
+        forget: Clients that leave.
         skew: `auto` or `direction`.
         software: The folder that `check_out` returned.
         folder: Where the run's rounds are written, once for all skews.

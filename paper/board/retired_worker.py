@@ -17,7 +17,7 @@ def main(rounds: str, answer: str, skew: str, *forget: str) -> None:
         rounds: File of the run's rounds.
         answer: File to write.
         skew: `auto` or `direction`.
-        forget: Who leaves.
+        forget: Clients that leave.
     """
     # The old software has other names than the one that a type checker sees.
     old: Any = importlib.import_module("fastfedul")

@@ -1,4 +1,4 @@
-"""The file of results: a line per row, sorted, and who is at which run.
+"""The file of results: a line per row, sorted, and the runs that processes do now.
 
 A run's lines are added all at once: the file is written anew and put in place whole.
 Beside it lies a lock file. Its first byte is for writing, the others for one run each;

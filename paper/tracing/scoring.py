@@ -133,7 +133,7 @@ def _row(
     undone: dict[ClientId, Model],
     rng: np.random.Generator,
 ) -> Row:
-    """Return what was said in every draw of one case."""
+    """Return the answers of every draw of one case."""
     said = []
     for _ in range(draws):
         bad, reference = pool.draw(number, clean, rng)

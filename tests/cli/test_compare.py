@@ -237,7 +237,7 @@ def test_other_seeds_must_be_runs_of_the_same_options(
         assert ledger.num_rounds == 3
     run("forget", "run", "client-1", cwd=place)
     said = run(*seeds, code=2, cwd=place).stderr
-    assert "'client-1' was forgotten from run, and the runs of other seeds" in said
+    assert "'client-1' was forgotten in run, and the runs of other seeds" in said
 
 
 @pytest.mark.slow

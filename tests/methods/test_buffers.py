@@ -58,7 +58,7 @@ def test_the_others_of_the_last_round_are_averaged_anew(
         together.append(round_with_buffers(index))
     ff.forget(together, ["b", "d"], erase=erase)
     assert means(together.final) == means(ledger.final)
-    # Training goes on: the next round's clients replace those of the last.
+    # Training goes on: the next round's buffers replace the last ones.
     ledger.append(round_with_buffers(3, ("a", "c")))
     assert sorted(ledger.last_buffers()) == ["a", "c"]
     assert means(ledger.final) == (31.0, 32)

@@ -245,7 +245,7 @@ def test_buffers_are_the_mean_of_what_came_back() -> None:
     assert result.buffers["mean"].tolist() == [7]  # 0.25 of 4 and 0.75 of 8
     assert result.buffers["count"] == 5
     assert result.warnings == ()
-    # Where nobody trains, there are only those of the current model.
+    # Where nobody trains, there are only the buffers of the current model.
     for method in (FedEraser(interval=2), FedAccum(interval=1)):
         untrained: UnlearnResult = method(request)
         assert untrained.buffers is None

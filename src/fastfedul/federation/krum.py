@@ -20,7 +20,7 @@ from fastfedul.params import Array
 def krum_places(distances: Array, num_malicious: int, num_chosen: int) -> Array:
     """Return the places of the updates that lie closest to others, best first.
 
-    Equal scores go by place, so the answer is the same in every process.
+    The place decides between equal scores, so the answer is the same in every process.
 
     Args:
         distances: Squared distances between all updates of a round.

@@ -38,7 +38,7 @@ class Certificate:
 
     @property
     def predicate(self) -> Predicate:
-        """What the certificate says about the forgetting."""
+        """The statement of the certificate about the forgetting."""
         return self.statement.predicate
 
     @property

@@ -1,4 +1,4 @@
-"""What a forgetting means for the differential privacy of the training."""
+"""The effect of a forgetting on the differential privacy of the training."""
 
 from __future__ import annotations
 

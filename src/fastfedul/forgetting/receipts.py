@@ -54,7 +54,7 @@ class RoundFacts(JsonObject):
 
 
 class Participation(JsonObject):
-    """What a receipt says."""
+    """The statement of a receipt."""
 
     ledger: LedgerIdentity
     made: str
@@ -163,7 +163,7 @@ def parse_receipt(text: str) -> Receipt:
 
 
 def wrong_rounds(receipt: Receipt) -> tuple[int, ...]:
-    """Return the rounds whose proof does not prove what the receipt says."""
+    """Return the rounds whose proof does not prove the receipt's statement."""
     said = receipt.said
     secret = bytes.fromhex(said.secret)
     wrong = []

@@ -164,7 +164,7 @@ class Privacy(JsonObject):
 
 
 class Predicate(JsonObject):
-    """What the ledger says about the forgetting."""
+    """The ledger's statement about the forgetting."""
 
     ledger: LedgerIdentity
     clients: Annotated[list[str], Field(min_length=1)]

@@ -23,7 +23,7 @@ from fastfedul.ledger.verify import Progress, Verification, verify
 
 @dataclass(frozen=True, slots=True)
 class VerificationNote:
-    """What the last verification found.
+    """The finding of the last verification.
 
     Attributes:
         time: When it ended, in UTC, ISO 8601.

@@ -84,19 +84,19 @@ class HeldLedger(LedgerView):
         return self._rounds
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in; nothing for a stranger."""
+        """Return the updates of one client; none for a stranger."""
         if client not in self._updates:
             self._updates[client] = self.ledger.updates_of(client)
         return self._updates[client]
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client."""
+        """Return the updates of a round, sorted by client."""
         if index not in self._members:
             self._members[index] = self.ledger.updates_in(index)
         return self._members[index]
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
         if client not in self._own:
             found = self.ledger.own_difference(client)
             if not self._takes(found.nbytes):

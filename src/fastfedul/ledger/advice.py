@@ -46,7 +46,7 @@ class Option:
 
 
 def options_within(federation: FederationSize, budget: int) -> list[Option]:
-    """Return what each policy gives for a budget, the best first.
+    """Return the outcome of each policy for a budget, the best first.
 
     With the best policy most clients can be forgotten. Of equals the best policy
     keeps more of every round, in the widest dtype. All clients are taken to be alike.
@@ -80,7 +80,7 @@ def _most_updates(federation: FederationSize, dtype: StorageDtype, budget: int) 
 
 
 def _sampled(federation: FederationSize, dtype: StorageDtype, count: int) -> Option:
-    """Return what keeping so many updates of a round gives."""
+    """Return the outcome of keeping so many updates of a round."""
     sample = replace(federation, keep=f"optimal:{count}")
     share = count / federation.drawn
     odds = federation.appearances()
@@ -109,7 +109,7 @@ def _at_least(rounds: int, share: float) -> float:
 def _summed(
     federation: FederationSize, dtype: StorageDtype, budget: int
 ) -> list[Option]:
-    """Return what sums give, and what sums of clients of several rounds give."""
+    """Return the outcomes of sums, and of sums of clients of several rounds."""
     size = federation.parameters
     plain = replace(federation, keep="sums")
     several = [

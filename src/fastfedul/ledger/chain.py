@@ -1,4 +1,4 @@
-"""The hash chain over the rounds: what was recorded, in which order, without times.
+"""The hash chain over the rounds: their contents in their order, without times.
 
 Two ledgers of the same training have the same chain, on whatever machine and however
 often the training was interrupted. Norms and inner products are not part of it: they
@@ -32,7 +32,7 @@ def content_of(
     local: tuple[Value, ...],
     updates: Sequence[tuple[str, float, float, bytes | None]],
 ) -> bytes:
-    """Return the digest of what a round contains.
+    """Return the digest of the contents of a round.
 
     Args:
         index: Number of the round.

@@ -574,7 +574,7 @@ def _check_finite(updates: list[ClientUpdate], totals: list[float], index: int) 
         if total > LARGEST_NORM**2:
             raise InvalidInputError(
                 f"client {update.client!r:.80} sent an update of norm "
-                f"{math.sqrt(total):.3g} in round {index}, which is beyond all sense; "
+                f"{math.sqrt(total):.3g} in round {index}, which no training gives; "
                 "leave it out of the round"
             )
     if not math.isfinite(totals[-1]):

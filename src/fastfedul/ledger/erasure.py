@@ -243,7 +243,7 @@ def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> Terms:
 
 
 def own_difference(ledger: Ledger, client: ClientId) -> Flat:
-    """Return what forgetting one client alone takes, from a ledger of rounds."""
+    """Return the difference of forgetting one client alone, in a ledger of rounds."""
     return difference_over(ledger, ledger.rounds(), ledger.updates_of(client))
 
 

@@ -17,7 +17,7 @@ _ALPHABETS = frozenset({"LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "COPTIC", "CHE
 
 
 def skeleton(name: ClientId) -> str:
-    """Return what is left of a name without case, width and invisible characters.
+    """Return a name without case, width and invisible characters.
 
     >>> skeleton("Ｃlient\u200b-３") == skeleton("client-3")
     True

@@ -221,12 +221,12 @@ class MemoryLedger:
         return tuple(self._rounds)
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in; nothing for a stranger."""
+        """Return the updates of one client; none for a stranger."""
         known = self._clients.get(client)
         return tuple(known.updates.values()) if known else ()
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client."""
+        """Return the updates of a round, sorted by client."""
         return tuple(
             self._clients[name].updates[index]
             for name in sorted(self._clients)
@@ -246,11 +246,11 @@ class MemoryLedger:
         return {name: dict(own) for name, own in self._sent.items()}
 
     def events(self) -> Sequence[Event]:
-        """Return the log of what was forgotten."""
+        """Return the log of forgettings."""
         return tuple(self._events)
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
         require_known(self, [client])
         return own_difference(self, client)
 

@@ -1,4 +1,4 @@
-"""Who took part in each round with which share, for ledgers that keep sums.
+"""Participants of each round and their shares, for ledgers that keep sums.
 
 A sum over rounds has lost the rounds. Where every round would need a factor of its
 own, the mean of the factors stands in, weighted by how much each round contributed.

@@ -79,10 +79,10 @@ class Ledger(Protocol):
         """Return every round, without its arrays."""
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in; nothing for a stranger."""
+        """Return the updates of one client; none for a stranger."""
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client."""
+        """Return the updates of a round, sorted by client."""
 
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""
@@ -94,10 +94,10 @@ class Ledger(Protocol):
         """Return the buffers that clients sent in the last round, by client."""
 
     def events(self) -> Sequence[Event]:
-        """Return the log of what was forgotten."""
+        """Return the log of forgettings."""
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
 
     @property
     def chain(self) -> bytes:
@@ -155,11 +155,11 @@ class WritableLedger(Ledger, Protocol):
 
 
 LedgerState = tuple[int, bytes, int]
-"""Rounds, chain and entries of the log: what a forgetting is computed from."""
+"""Rounds, chain and entries of the log, from which a forgetting is computed."""
 
 
 def state_of(ledger: Ledger) -> LedgerState:
-    """Return what changes with every round and every forgetting."""
+    """Return a value that changes with every round and every forgetting."""
     with ledger.snapshot():
         return ledger.num_rounds, ledger.chain, len(ledger.events())
 

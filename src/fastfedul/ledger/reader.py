@@ -425,7 +425,7 @@ class LedgerReader:
 
     @_at_once
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client; nobody if none was."""
+        """Return the updates of a round, sorted by client; none without that round."""
         if not 0 <= index < self.num_rounds:
             return ()
         round_ = self.index.one(RoundRow, round=index)
@@ -517,7 +517,7 @@ class LedgerReader:
 
     @_at_once
     def requests(self) -> Sequence[ForgetRequest]:
-        """Return who was asked to be forgotten, in the order of asking."""
+        """Return the requests to forget, in the order of asking."""
         return read_requests(self.index)
 
     @_at_once

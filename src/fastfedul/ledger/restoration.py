@@ -64,7 +64,7 @@ def restore_ledger(address: str, path: Path | str) -> int:
 
 
 def _fill(folder: Path, store: ObjectStore, place: PlaceRow) -> None:
-    """Make a downloaded index and its local array files those of a new owner."""
+    """Give a downloaded index and its local array files to a new owner."""
     files = ObjectArrays(folder / ARRAYS, store, place.owner or "")
     index = Index(folder / INDEX, write=True)
     try:

@@ -33,7 +33,7 @@ def check_federation(name: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSettings:
-    """How a ledger stores and what it assumes.
+    """Storage and assumptions of a ledger.
 
     Attributes:
         layout: Names, shapes and dtypes of the parameters.

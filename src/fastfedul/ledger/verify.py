@@ -222,7 +222,7 @@ class _Contents:
         return sum(source.num_bytes for source in self._sources.get(file, ()))
 
     def damages(self, row: FileRow) -> Iterator[str]:
-        """Yield what is wrong with the bytes of a file."""
+        """Yield a line for each wrong byte range of a file."""
         name, place = file_name(row.file), self._place_in(row.file)
         model = self._models.get(row.file)
         try:

@@ -69,11 +69,11 @@ class LedgerView:
         return self.ledger.rounds()
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in; nothing for a stranger."""
+        """Return the updates of one client; none for a stranger."""
         return self.ledger.updates_of(client)
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, sorted by client."""
+        """Return the updates of a round, sorted by client."""
         return self.ledger.updates_in(index)
 
     def adjustments(self) -> Mapping[int, Flat]:
@@ -89,11 +89,11 @@ class LedgerView:
         return self.ledger.last_buffers()
 
     def events(self) -> Sequence[Event]:
-        """Return the log of what was forgotten."""
+        """Return the log of forgettings."""
         return self.ledger.events()
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
         return self.ledger.own_difference(client)
 
     @property
@@ -121,7 +121,7 @@ class LedgerView:
 
 @dataclass(slots=True)
 class KeptView(LedgerView):
-    """A ledger of which only what a policy keeps can be seen.
+    """A ledger that shows only the updates that a policy would have kept.
 
     One run recorded in full then serves every keeping policy, with the same training.
 
@@ -140,17 +140,17 @@ class KeptView(LedgerView):
             )
 
     def rounds(self) -> Sequence[RoundEntry]:
-        """Return every round; who would have been kept only its participants tell."""
+        """Return every round; only its participants tell which updates are kept."""
         return tuple(replace(entry, num_kept=None) for entry in self.ledger.rounds())
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client took part in, with what would have been kept."""
+        """Return the updates of one client, and which of them would have been kept."""
         rounds = [update.round for update in self.ledger.updates_of(client)]
         found = (u for index in rounds for u in self.updates_in(index))
         return tuple(update for update in found if update.client == client)
 
     def updates_in(self, index: int) -> Sequence[UpdateEntry]:
-        """Return who took part in a round, with what would have been kept."""
+        """Return the updates of a round, and which of them would have been kept."""
         entries = self.ledger.updates_in(index)
         magnitudes = np.array([u.share * u.norm for u in entries])
         probabilities, kept = self.keep.choose(magnitudes, index)
@@ -167,7 +167,7 @@ class PastView(LedgerView):
     Attributes:
         ledger: A ledger from which nobody was erased since.
         stop: How many rounds there were.
-        gone: Who had been forgotten by then.
+        gone: Clients that had been forgotten by then.
         chain_then: End of the hash chain at that time.
     """
 
@@ -186,7 +186,7 @@ class PastView(LedgerView):
         return self.stop
 
     def clients(self) -> Mapping[ClientId, ClientEntry]:
-        """Return every client seen, who was forgotten later as active again."""
+        """Return every client seen; a client forgotten later is active again."""
         return {
             name: entry
             if name in self.gone
@@ -209,14 +209,14 @@ class PastView(LedgerView):
         return self.ledger.last_buffers() if now else {}
 
     def updates_of(self, client: ClientId) -> Sequence[UpdateEntry]:
-        """Return what one client had taken part in."""
+        """Return the updates of one client up to that time."""
         updates = self.ledger.updates_of(client)
         return tuple(update for update in updates if update.round < self.stop)
 
 
 @dataclass(slots=True)
 class CountedLedger(LedgerView):
-    """A ledger that counts what is read of its arrays.
+    """A ledger that counts the bytes read of its arrays.
 
     Attributes:
         ledger: The ledger.
@@ -232,7 +232,7 @@ class CountedLedger(LedgerView):
             self.bytes_read += num_bytes
 
     def own_difference(self, client: ClientId) -> Flat:
-        """Return what forgetting one client alone takes, summed over its rounds."""
+        """Return the difference of forgetting one client alone, over all its rounds."""
         found = self.ledger.own_difference(client)
         self.count(found.nbytes)
         return found
@@ -260,7 +260,7 @@ class CountedLedger(LedgerView):
 
 @dataclass(slots=True)
 class _CountedStack:
-    """Stacked vectors that count what is read of them.
+    """Stacked vectors that count the bytes read of them.
 
     Attributes:
         counter: Where the bytes are added up.

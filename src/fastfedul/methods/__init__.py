@@ -1,4 +1,4 @@
-"""How to forget: one file or folder for each method.
+"""Methods that forget: one file or folder for each.
 
 >>> import fastfedul as ff
 >>> ff.methods.FastFedUL(skew=ff.methods.Scalar(0.07)).skew

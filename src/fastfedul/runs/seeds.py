@@ -156,7 +156,7 @@ def _check_forgotten(places: Iterable[Path], config: RunConfig) -> None:
         gone = {name for name, entry in known if entry.state != "active"}
         if unplanned := sorted(gone - set(config.forget_plan)):
             raise InvalidInputError(
-                f"client {unplanned[0]!r:.80} was forgotten from {place}, and the runs "
+                f"client {unplanned[0]!r:.80} was forgotten in {place}, and the runs "
                 "of other seeds still know it; compare without other seeds"
             )
 

@@ -39,7 +39,7 @@ def erase_clients(
     clients: Sequence[ClientId],
     delta: Flat | None = None,
 ) -> dict[str, object]:
-    """Take clients out of the history; return what the log should say of it.
+    """Take clients out of the history; return the details for the log.
 
     The initial model of a ledger of rounds, its steps and its adjustments add up to the
     current model. Forgetting leaves a part of the clients' updates in the current

@@ -62,7 +62,7 @@ def forget_clients(
 
 
 def _described(request: ForgetRequest) -> dict[str, object]:
-    """Return what the log keeps of a request."""
+    """Return the details of a request for the log."""
     return {
         "request": request.number,
         "asked": request.asked,

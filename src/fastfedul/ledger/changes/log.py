@@ -1,4 +1,4 @@
-"""Adds an entry to the log of what was forgotten or dropped."""
+"""Adds an entry to the log of forgettings and dropped vectors."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def add_request(
 
     Args:
         path: A ledger, or the run that contains it.
-        client: Who is to be forgotten.
+        client: Client to forget.
         reason: Why, in the words of whoever asks. It stays in the ledger and in the
             certificate for good.
         method: Name of the method to use; None for the operator's choice.

@@ -202,7 +202,7 @@ class _Rewriting:
         self._write(one)
 
     def finish(self) -> dict[int, RoundRow]:
-        """Write what is left and let go of the old file; return the new rows."""
+        """Write the rest and let go of the old file; return the new rows."""
         for row in self._left:
             self._copy(row)
         self._open.close()
@@ -313,7 +313,7 @@ def _small_file(change: Transaction, file: int) -> memoryview | None:
         with change.files.opened(file, "a shared file") as opened:
             return memoryview(opened.read(row.num_bytes, 0, "a shared file"))
     except LedgerError:
-        return None  # Whoever reads its vectors says what is wrong with it.
+        return None  # A reader of its vectors finds the damage.
 
 
 def _rewritten(

@@ -55,7 +55,7 @@ def new_folder(path: Path | str) -> Path:
 
 
 def _mode(path: Path) -> int:
-    """Return the kind of what is at a path, 0 for nothing."""
+    """Return the mode of the file or folder at a path, 0 for nothing."""
     # Not Path.exists: it takes what may not be looked at for absent, or raises,
     # depending on the version of Python.
     try:

@@ -49,7 +49,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
 def split_arrays(
     arrays: dict[str, Array], buffers: frozenset[str]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return parameters and buffers: what is not of a float dtype is a buffer too."""
+    """Return parameters and buffers; an array of no float dtype is a buffer too."""
     parameters: dict[str, Array] = {}
     others: dict[str, Array] = {}
     for name, array in arrays.items():

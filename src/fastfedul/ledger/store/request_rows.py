@@ -1,4 +1,4 @@
-"""Rows of requests and of the log of what was forgotten.
+"""Rows of requests and of the log of forgettings.
 
 Any process may file or cancel a request, also while another one is writing rounds, as
 `request_files` says. The index has the rows, as far as the writer has taken the filings
@@ -64,7 +64,7 @@ class _Later:
 
 
 def _later(index: Index) -> _Later:
-    """Return what the filings change, inside `reading()` or `writing()`."""
+    """Return the changes of the filings, inside `reading()` or `writing()`."""
     later = _Later(index.one(RequestHeadRow, id=1))
     ledger_id = index.one(LedgerRow, id=1).ledger_id
     filings = filings_after(index.path.parent, ledger_id, later.head.num_filings)
@@ -118,7 +118,7 @@ def digest_of_event(row: EventRow) -> bytes:
 
 
 def read_log(index: Index) -> tuple[LogEntry, ...]:
-    """Return the log of what was forgotten, inside `reading()`."""
+    """Return the log of forgettings, inside `reading()`."""
     entries = []
     for row in index.rows(EventRow):
         clients = tuple(json.loads(row.clients))

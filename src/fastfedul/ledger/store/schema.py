@@ -468,7 +468,7 @@ def definitions() -> list[str]:
 
 
 def catalogue() -> set[tuple[str, str, str, str]]:
-    """Return what SQLite's catalogue has for the tables and indexes."""
+    """Return the rows of SQLite's catalogue for the tables and indexes."""
     return {_catalogued(statement) for statement in definitions()}
 
 
@@ -506,7 +506,7 @@ def _plain(hint: Any) -> type:
 
 
 def _catalogued(statement: str) -> tuple[str, str, str, str]:
-    """Return the row of SQLite's catalogue for what a statement creates."""
+    """Return the row of SQLite's catalogue that a statement creates."""
     _, kind, name, *rest = statement.split()
     table = rest[1] if kind == "INDEX" else name
     return kind.lower(), name, table, statement

@@ -136,7 +136,7 @@ class Transaction:
 
     @property
     def ledger_row(self) -> LedgerRow:
-        """The row of what was decided when the ledger was created."""
+        """The row with the decisions of the ledger's creation."""
         return self.index.one(LedgerRow, id=1)
 
     def put_buffers(self, buffers: Mapping[str, Array]) -> None:

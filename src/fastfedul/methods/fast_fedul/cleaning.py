@@ -42,7 +42,7 @@ def cleaned_steps(removal: Leaving, rounds: Sequence[RoundEntry]) -> list[Cleane
     """Return the cleaned step of some rounds, of weighted means.
 
     Args:
-        removal: Who leaves which round.
+        removal: Clients that leave, by round.
         rounds: The rounds.
     """
     asked = removal.by_round()

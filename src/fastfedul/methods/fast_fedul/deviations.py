@@ -1,4 +1,4 @@
-"""How the staying clients' updates differ: the rows from which a skew is learned.
+"""Differences of the stayers' updates: the rows from which a skew is learned.
 
 A row is the deviation of one staying client's update from the step that its round
 would have taken without everybody who left, times the root of its weight. The weights
@@ -509,7 +509,7 @@ def paired_deviations(
 
     Args:
         ledger: A ledger of sums.
-        here: Who took part in which round.
+        here: Participants by round.
         gone: Everybody who left, now or before.
     """
     shares = {

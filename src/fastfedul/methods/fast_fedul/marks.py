@@ -1,4 +1,4 @@
-"""Marks: the sums of what the rounds would have added without the leavers, by age.
+"""Marks: sums of the steps that rounds would have made without the leavers, by age.
 
 A small model's marks are held in memory. A large model's marks are read layer by layer
 from the steps and the leavers' updates, so that no mark is ever whole in memory.

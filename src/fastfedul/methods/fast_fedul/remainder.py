@@ -11,12 +11,12 @@ from fastfedul.methods.fast_fedul.eigenbases import Basis
 from fastfedul.params import Array, Flat
 
 Ages = Sequence[tuple[float, float]]
-"""How old a sum of marks is: parts of the training that came after, with weights."""
+"""Age of a sum of marks: parts of the training that came after, with weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """How a variance decides the part that is left; fitted on development runs.
+    """Constants of the part that a variance leaves; fitted on development runs.
 
     Attributes:
         factor: C, without a unit.

@@ -1,4 +1,4 @@
-"""How the other clients' training is taken to have reacted to the leavers.
+"""Skews: the reaction of the other clients' training to the leavers.
 
 A leaver pushed the model somewhere in every round, and the others' training pulled part
 of that back. The part pulled back must not be removed again; a skew says how much.

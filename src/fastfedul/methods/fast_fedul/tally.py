@@ -37,7 +37,7 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which rows are added up, and with which sign; each for itself if they are few."""
+    """Rows to add up, with their signs; each for itself if they are few."""
 
     count: int
     places: Array | None

@@ -1,4 +1,4 @@
-"""How each round would have gone without some clients: the gammas of Algorithm 2."""
+"""Steps of the rounds without some clients: the gammas of Algorithm 2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_IN_PAIRS = 64
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Who leaves which round.
+    """Clients that leave, by round.
 
     Attributes:
         rounds: Rounds in which somebody of the request took part.
@@ -42,7 +42,7 @@ class Leaving:
 
     @property
     def gone(self) -> frozenset[ClientId]:
-        """Everybody who leaves a round, now or before."""
+        """All clients that leave a round, now or before."""
         before = [u for own in self.earlier.values() for u in own]
         return frozenset(update.client for update in (*self.asked, *before))
 
@@ -73,7 +73,7 @@ class Traced:
 def leaving(
     ledger: Ledger, forget: frozenset[ClientId], rounds: Sequence[RoundEntry]
 ) -> Leaving:
-    """Return who leaves which round when these clients are forgotten."""
+    """Return the clients that leave each round when these clients are forgotten."""
     clients = ledger.clients()
     for client in sorted(forget):
         if client in clients and clients[client].state != "active":
@@ -99,7 +99,7 @@ def trace(ledger: Ledger, removal: Leaving, decays: Array) -> Traced:
 
     Args:
         ledger: The history.
-        removal: Who leaves which round.
+        removal: Clients that leave, by round.
         decays: Factors, a row for each sum and a column for each round.
 
     Raises:
@@ -176,7 +176,7 @@ class GammaTerms:
         Args:
             rounds: The rounds.
             asked: Updates of the request in these rounds.
-            earlier: Updates of who was forgotten before, by round.
+            earlier: Updates of clients forgotten before, by round.
 
         Raises:
             UnlearnRefusedError: If others took part and no share is left for them.

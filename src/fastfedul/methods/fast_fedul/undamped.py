@@ -111,7 +111,7 @@ def undamped(
 
     Args:
         ledger: The ledger, of weighted means.
-        removal: Who leaves which round.
+        removal: Clients that leave, by round.
         rounds: All rounds.
         num_updates: How many updates of the clients that stay to draw; None for all.
 
@@ -208,7 +208,7 @@ def _marks(
 
 @dataclass(frozen=True, slots=True)
 class _Staying:
-    """Who stays in each round, in numbers.
+    """Clients that stay in each round, in numbers.
 
     Attributes:
         left: Share that stays; 0 if nobody does.
@@ -256,7 +256,7 @@ def _squared_steps(
 
     Args:
         ledger: The history.
-        removal: Who leaves which round.
+        removal: Clients that leave, by round.
         rounds: All rounds.
         step_norms: The lengths, of rounds in which somebody of the request took part.
         drawn: The draw.
