@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fastfedul.forgetting.service import erase as erase
     from fastfedul.forgetting.service import forget as forget
     from fastfedul.forgetting.service import preview as preview
+    from fastfedul.investigate.audit.auditing import audit as audit
+    from fastfedul.investigate.audit.findings import Audit as Audit
     from fastfedul.investigate.contribution import Contribution as Contribution
     from fastfedul.investigate.contribution import contributions as contributions
     from fastfedul.investigate.trace import Trace as Trace
@@ -90,6 +92,8 @@ _NAMES = {
     "runs.evaluation_source": ("EvaluationSource",),
     "runs.training": ("train",),
     "investigate.trace": ("trace", "Trace"),
+    "investigate.audit.auditing": ("audit",),
+    "investigate.audit.findings": ("Audit",),
     "investigate.contribution": ("contributions", "Contribution"),
     "report.comparison_table": ("compare", "ComparisonTable"),
     # a round

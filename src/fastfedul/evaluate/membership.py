@@ -80,16 +80,37 @@ def membership(member_losses: Array, nonmember_losses: Array) -> Membership:
     members = _checked_losses(member_losses, "members")
     nonmembers = _checked_losses(nonmember_losses, "non-members")
     wins = _doubled_wins(members, nonmembers)
-    auc = int(wins.sum()) / (2 * members.size * nonmembers.size)
+    auc = separation(members, nonmembers)
     above = wins / (2 * nonmembers.size)
     below = 1 - _doubled_wins(nonmembers, members) / (2 * members.size)
     return Membership(
         auc=auc,
-        tpr_at_1_fpr=_tpr(members, nonmembers),
+        tpr_at_1_fpr=found_at(members, nonmembers, 100),
         num_members=members.size,
         num_nonmembers=nonmembers.size,
         auc_interval=_auc_interval(auc, above, below),
     )
+
+
+def separation(members: Floats, nonmembers: Floats) -> float:
+    """Return the chance that a member has the lower loss; equal losses count half."""
+    wins = int(_doubled_wins(members, nonmembers).sum())
+    return wins / (2 * members.size * nonmembers.size)
+
+
+def found_at(members: Floats, nonmembers: Floats, one_in: int) -> float:
+    """Return the share of members found if one non-member in so many is taken for one.
+
+    The n // one_in lowest of n non-members may lie below the threshold. A member that
+    ties with the next non-member does not count, because no threshold separates the
+    two.
+
+    >>> found_at(np.array([0.1, 0.3]), np.array([0.2, 0.4]), 100)
+    0.5
+    """
+    place = nonmembers.size // one_in
+    limit = np.partition(nonmembers, place)[place]
+    return float((members < limit).mean())
 
 
 def _doubled_wins(losses: Floats, others: Floats) -> npt.NDArray[np.int64]:
@@ -98,16 +119,6 @@ def _doubled_wins(losses: Floats, others: Floats) -> npt.NDArray[np.int64]:
     not_above = np.searchsorted(ordered, losses, side="right")
     below = np.searchsorted(ordered, losses, side="left")
     return 2 * others.size - not_above - below
-
-
-def _tpr(members: Floats, nonmembers: Floats) -> float:
-    """Return the share of members below the loss that a threshold must not reach.
-
-    The n // 100 lowest of n non-members may lie below the threshold. A member that ties
-    with the next non-member does not count, because no threshold separates the two.
-    """
-    limit = np.sort(nonmembers)[nonmembers.size // 100]
-    return float((members < limit).mean())
 
 
 def _auc_interval(auc: float, above: Floats, below: Floats) -> Interval | None:

@@ -17,6 +17,9 @@ Floats = npt.NDArray[np.float64]
 
 NO_CLASS = -1
 
+MOST_MARGIN = 50.0
+"""Log odds beyond which a model is simply certain; they are cut off there."""
+
 
 def accuracy(logits: Array, labels: Array) -> Proportion:
     """Return the share of images that get their label; the first equal logit wins.
@@ -59,6 +62,32 @@ def prediction_change(before_logits: Array, after_logits: Array) -> float | None
         return None
     moved = np.exp(log_softmax(after)) - np.exp(log_softmax(before))
     return float(np.sqrt(np.square(moved).sum(axis=1)).mean())
+
+
+def margins(logits: Array, labels: Array) -> Floats:
+    """Return the log odds of each image's label, log p / (1 - p), within +-50.
+
+    A row that predicts no class is as far from its label as can be.
+
+    >>> margins(np.array([[0.0, 0.0], [9.0, 2.0]]), np.array([0, 0]))
+    array([0., 7.])
+    """
+    scores = checked_logits(logits)
+    column = checked_labels(labels, scores)[:, None]
+    known = predicts(scores)
+    if scores.shape[1] < 2:
+        return np.where(known, MOST_MARGIN, -MOST_MARGIN)
+    others = scores.copy()
+    np.put_along_axis(others, column, -np.inf, axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = others.max(axis=1, keepdims=True)
+        rest = top + np.log(np.exp(others - top).sum(axis=1, keepdims=True))
+        found: Floats = (np.take_along_axis(scores, column, axis=1) - rest)[:, 0]
+    # Others that are all ruled out leave the label certain.
+    found[np.isnan(found)] = MOST_MARGIN
+    found[~known] = -MOST_MARGIN
+    np.clip(found, -MOST_MARGIN, MOST_MARGIN, out=found)
+    return found
 
 
 def log_softmax(scores: Floats) -> Floats:

@@ -168,7 +168,7 @@ def compare(
     with (
         start_workers(prepared) if helped and prepared else nullcontext() as workers,
         LedgerReader(folder) as ledger,
-        _unchanged(ledger),
+        unchanged(ledger),
     ):
         exam = exam_of_run(prepared, names) if prepared else exam_of(ledger, folder)
         before, again = exam.ask(ledger.final), None
@@ -196,7 +196,7 @@ def compare(
                         f"{method.name} needs the help of clients, and {folder} is no "
                         "run whose clients could be asked"
                     )
-                result = _measured(method, request)
+                result = result_of(method, request)
             except UnlearnRefusedError as error:
                 refused[name] = str(error)
                 first = first or error
@@ -249,7 +249,7 @@ def _about(ledger: LedgerReader, prepared: Prepared | None) -> tuple[str, int, i
     return prepared.config.data.source, len(prepared.clients), prepared.config.rounds
 
 
-def _measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
+def result_of(method: Method, request: UnlearnRequest) -> UnlearnResult:
     """Return the result of a method; anybody's own method may fail in any way.
 
     Raises:
@@ -312,7 +312,12 @@ def _names(
     return names
 
 
-def _check_trained(ledger: LedgerReader, prepared: Prepared) -> None:
+def require_trained(ledger: LedgerReader, prepared: Prepared) -> None:
+    """Raise unless every round of a run is trained.
+
+    Raises:
+        InvalidInputError: If one is not.
+    """
     done, rounds = ledger.num_rounds, prepared.config.rounds
     if done < rounds:
         raise InvalidInputError(
@@ -351,7 +356,7 @@ def look_back(folder: Path, say: Say) -> Comparison:
 
 
 @contextmanager
-def _unchanged(ledger: LedgerReader) -> Iterator[None]:
+def unchanged(ledger: LedgerReader) -> Iterator[None]:
     """Raise if somebody was forgotten meanwhile.
 
     Comparing takes long. A snapshot would keep requests and a writer waiting for it.

@@ -364,10 +364,10 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
             f"{folder} is damaged: it has no {INDEX}; restore it from a backup"
         )
     initial = workers.initial(config.seed)
-    recording, keep = config.recording, config.keep_policy
+    recording = config.recording
     settings = LedgerSettings(
         layout=initial.params.layout,
-        history=keep.history,
+        history=config.keep_policy.history,
         budget=recording.budget_bytes,
     )
     # Before the run's folder is made: a wrong budget, address or anchor leaves nothing.
@@ -376,6 +376,21 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
     new_place(recording.arrays)
     path.mkdir(parents=True, exist_ok=True)
     config.save(path / CONFIG)
+    return new_ledger(folder, config, initial, arrays=recording.arrays)
+
+
+def new_ledger(
+    folder: Path, config: RunConfig, initial: Model, *, arrays: str | None = None
+) -> DiskLedger:
+    """Return a new ledger that keeps what a run's configuration says.
+
+    Args:
+        folder: Folder of the ledger.
+        config: The configuration.
+        initial: The model that training starts from.
+        arrays: Where the array files lie; None for the folder itself.
+    """
+    recording, keep = config.recording, config.keep_policy
     return DiskLedger.create(
         folder,
         initial,
@@ -384,7 +399,7 @@ def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
         history=keep.history,
         sums_from=keep.sums_from,
         budget=recording.budget_bytes,
-        arrays=recording.arrays,
+        arrays=arrays,
         federation=recording.federation,
         optimizer=config.server.make_optimizer(),
     )
