@@ -27,7 +27,7 @@ from paper.settings import setting_of
 RESULTS = Path("results/audit.jsonl")
 PAGES = Path("docs/results")
 PAGE = "audit.md"
-RUNS = Path("docs/results/runs/audit")
+RUNS = Path("build/audits")
 
 CLIENT = "client-0"
 METHODS = ("fast-fedul", "fast-fedul-paper", "federaser", "fedrecover", "kd", "pga")
@@ -58,7 +58,11 @@ class Board:
 def boards() -> tuple[Board, ...]:
     """Return the audits, small ones first."""
     digits, mnist = setting_of("smoke", "digits"), setting_of("standard", "mnist")
-    small = {"train_size": 6_000, "server_images": 500, "workers": 1}
+    small: dict[str, Any] = {
+        "train_size": 6_000,
+        "server_images": 500,
+        "workers": 1,
+    }
     return (
         Board("digits", digits.config("pixel", _SEED, workers=1), 64),
         Board("mnist", mnist.config("pixel", _SEED, **small), 32, mnist.methods),
@@ -124,7 +128,7 @@ def page_lines(lines: Sequence[Line]) -> Iterator[str]:
     yield ""
     yield "`python -m paper.audits page` makes this page from `results/audit.jsonl`."
     yield "`fastfedul audit` measured every method on the same shadow federations."
-    yield "One of ten clients hides a backdoor and leaves; half of its images are poison."
+    yield "One of ten clients hides a backdoor and leaves."
     yield "[How to audit](../howto/audit.md) says what the numbers mean."
     yield ""
     for board in boards():
@@ -202,8 +206,10 @@ def _board(lines: Sequence[Line]) -> Iterator[str]:
     told = ", ".join(f"{name} {value:.4f}" for name, value in noise.items())
     yield f"Noise of two retrainings in another order of batches: {told}."
     yield "A difference below it counts as none."
-    yield "With the client back for up to ten rounds, the attack success is back when it"
-    yield "reaches 95 % of its value before forgetting."
+    yield (
+        "With the client back for up to ten rounds, the attack success is back at 95 % "
+        "of its value before forgetting."
+    )
     yield ""
 
 
@@ -234,7 +240,7 @@ def _share(counts: Mapping[str, int] | None) -> str:
 
 
 def _measured(own: Mapping[str, Any] | None, factor: int, digits: int) -> list[str]:
-    """Return a number with its interval, and its distance from the reference with it."""
+    """Return a number and its distance from the reference, with their intervals."""
     if own is None:
         return ["-", "-"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError
-from paper import missing, server_rules
+from paper import audits, missing, server_rules
 from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of
@@ -64,6 +64,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
     yield from tracing_page.write_page(results, out)
+    yield from audits.write_page(results / "audit.jsonl", out)
 
 
 def main() -> int:

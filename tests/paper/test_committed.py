@@ -66,7 +66,7 @@ def test_a_page_is_what_its_cells_give(name: str, scale: Scale, made: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["board", "server-rules", "tracing"])
+@pytest.mark.parametrize("name", ["board", "server-rules", "tracing", "audit"])
 def test_the_board_is_what_its_runs_give(name: str, made: Path) -> None:
     given = (made / f"{name}.md").read_text("utf-8")
     assert (PAGES / f"{name}.md").read_text("utf-8") == given

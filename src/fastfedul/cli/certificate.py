@@ -76,6 +76,14 @@ def check_certificate(
             "the certificate must then have a time stamp of it."
         ),
     ] = None,
+    audit_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit",
+            help="File of the audit that the certificate must name.",
+            metavar="AUDIT.json",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check a certificate, and say which conclusions it allows.
@@ -103,7 +111,14 @@ def check_certificate(
             print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
         with err().status("checking"):
-            result = audit(found, ledger, keys, ledger_id=ledger_id, stamp=stamp)
+            result = audit(
+                found,
+                ledger,
+                keys,
+                ledger_id=ledger_id,
+                stamp=stamp,
+                attached=audit_file,
+            )
         names = found.predicate.clients
         # A ledger that fails its checks may not be readable.
         known = ledger.clients() if ledger and not result.failed else names

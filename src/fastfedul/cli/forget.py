@@ -66,6 +66,15 @@ def forget_clients(
             "--out", help="Write the cleaned model to this .safetensors file."
         ),
     ] = None,
+    audit_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit",
+            help="An audit of this client, from `fastfedul audit --json`; the "
+            "certificate names it by its digest.",
+            metavar="AUDIT.json",
+        ),
+    ] = None,
     sample: Annotated[
         list[str] | None,
         typer.Option(help="Not possible; explains why.", hidden=True),
@@ -86,6 +95,8 @@ def forget_clients(
     if sample:
         raise InvalidInputError(NOT_A_SAMPLE)
     names = tuple(sorted(set(clients)))
+    if dry_run and audit_file is not None:
+        raise InvalidInputError("--dry-run writes no certificate; leave out --audit")
     judge = Judge(options)
     method = chosen_method(options)
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
@@ -94,7 +105,16 @@ def forget_clients(
         _check_took_part(ledger, names)
         judge.open(ledger, path)
         try:
-            found = _forget(ledger, path, names, method, judge, out_file, erase_history)
+            found = _forget(
+                ledger,
+                path,
+                names,
+                method,
+                judge,
+                out_file,
+                erase_history,
+                audit_file,
+            )
         except AlreadyForgottenError as error:
             if dry_run or erase_history is False:
                 raise
@@ -126,6 +146,7 @@ def _forget(
     judge: Judge,
     out_file: Path | None,
     erase: bool,
+    audit: Path | None,
 ) -> Forgetting:
     """Return the forgetting; in a ledger open for reading, the preview of it."""
     with federation_of(path, method) as federation:
@@ -152,6 +173,7 @@ def _forget(
                 erase=erase,
                 federation=federation,
                 accept=accept,
+                audit=audit,
             )
             if out_file and found.result is None:
                 files.enter_context(model_written(out_file, found.model))

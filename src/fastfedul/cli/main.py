@@ -77,7 +77,7 @@ def _verbs() -> list[Verb]:
         Verb("trace", _FORGET, "trace:trace_inputs",
              "Find the clients behind unwanted answers of the model."),
         Verb("audit", _FORGET, "audit:audit_client",
-             "Check by attacks whether a client is really gone from the model."),
+             "Check by attacks whether a client is gone from the model."),
         Verb("contribution", _RUN, "contribution:show_contributions",
              "Show what each client is worth to the model."),
         Verb("forget", _FORGET, "forget:forget_clients",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from fastfedul.errors import (
     LedgerError,
     UnlearnRefusedError,
 )
+from fastfedul.forgetting.audits import audit_digests
 from fastfedul.forgetting.certificates import Certificate
 from fastfedul.forgetting.envelopes import Envelope
 from fastfedul.forgetting.folder import run_model_of, run_model_problem
@@ -61,8 +63,8 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: `signature`, `time`, `stamp`, `ledger`, `log`, `request`, `chain`,
-            `model`, `deployed`, `clients` or `recomputed`.
+        name: `signature`, `time`, `stamp`, `audit`, `ledger`, `log`, `request`,
+            `chain`, `model`, `deployed`, `clients` or `recomputed`.
         verdict: Whether it holds.
         text: The finding, in one line.
     """
@@ -102,6 +104,7 @@ def audit(
     *,
     ledger_id: str | None = None,
     stamp: Stamp | None = None,
+    attached: Path | None = None,
 ) -> Audit:
     """Check a certificate that was read by `read_certificate`.
 
@@ -111,11 +114,16 @@ def audit(
         trusted: Public keys of signers, from a source that is trusted.
         ledger_id: Id of the ledger that the certificate must be about, if it is known.
         stamp: The certificate's file with its time stamp, if it may have one.
+        attached: File of the audit that the certificate names, if it is there.
+
+    Raises:
+        InvalidInputError: If the file of the audit cannot be read.
     """
     statement = certificate.statement
     signature, signer = check_signature(certificate.envelope, trusted)
     checks = [signature, _check_times(statement.predicate)]
     checks += [] if stamp is None else _check_stamp(stamp, statement.predicate)
+    checks += _check_audit(statement.predicate, attached)
     about = statement.predicate.ledger.id
     if ledger_id is not None or ledger is not None:
         expected = ledger_id if ledger is None else ledger.ledger_id
@@ -198,6 +206,19 @@ def _check_stamp(stamp: Stamp, predicate: Predicate) -> list[Check]:
         return [Check("stamp", "fails", text)]
     text = f"a trusted authority says that it existed at {time.isoformat()}"
     return [Check("stamp", "holds", text)]
+
+
+def _check_audit(predicate: Predicate, attached: Path | None) -> list[Check]:
+    """Return whether a file is the audit that the certificate names."""
+    named = predicate.audit
+    if attached is None:
+        text = "it names an audit; give the file with --audit"
+        return [] if named is None else [Check("audit", "not checked", text)]
+    if named is None:
+        return [Check("audit", "fails", "the certificate names no audit")]
+    if audit_digests(attached) == named.model_dump():
+        return [Check("audit", "holds", f"it names the audit {attached.name}")]
+    return [Check("audit", "fails", f"{attached.name} is another audit")]
 
 
 def _moment(text: str) -> datetime:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.federation.clients import Federation
+from fastfedul.forgetting.audits import checked_audit
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
 from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.privacy import privacy_facts, privacy_warning
@@ -151,6 +152,7 @@ def forget(
     certificates: Path | str | None = None,
     accept: Accept | None = None,
     request: int | None = None,
+    audit: Path | str | None = None,
 ) -> Forgetting:
     """Return the forgetting of clients, done for good; later rounds refuse them.
 
@@ -169,9 +171,12 @@ def forget(
         certificates: Folder of the certificates; None for the usual folder.
         accept: Gets the models before and after; raises to refuse the forgetting.
         request: Number of the request that the forgetting answers.
+        audit: File of an audit of this client and method; the certificate has its
+            digest.
 
     Raises:
         AlreadyForgottenError: If the clients were forgotten and nothing is left to do.
+        InvalidInputError: If the audit is another client's, ledger's or method's.
         UnlearnRefusedError: If the method refuses; nothing has changed then.
     """
     method = usual_method(method)
@@ -184,6 +189,7 @@ def forget(
     if erase and _all_forgotten(ledger, names):
         return _erased(ledger, names, files)
     _require_active(ledger, names)
+    about = _audited(ledger, names, method, audit)
     computed_at = state_of(ledger)
     found = _computed(ledger, names, method, federation)
     if accept is not None:
@@ -195,7 +201,7 @@ def forget(
     ledger.commit_forgetting(
         names,
         change.flat,
-        describe(method, found),
+        {**describe(method, found), **about},
         erase=erase,
         model=found.model,
         request=request,
@@ -223,6 +229,22 @@ def erase(
     names = checked_names(ledger, clients)
     files.follow()
     return _erased(ledger, names, files)
+
+
+def _audited(
+    ledger: WritableLedger,
+    names: Sequence[ClientId],
+    method: Method,
+    audit: Path | str | None,
+) -> dict[str, object]:
+    """Return the digests of an audit for the ledger's log."""
+    if audit is None:
+        return {}
+    if not isinstance(ledger, DiskLedger):
+        raise InvalidInputError(
+            "a ledger in memory has no certificate that an audit could be attached to"
+        )
+    return {"audit": checked_audit(require_path(audit), ledger, names, method)}
 
 
 def describe(method: Method, found: Forgetting) -> dict[str, object]:

@@ -180,6 +180,7 @@ class Predicate(JsonObject):
     log: LogPlace
     bound: Bound | None
     privacy: Privacy | None
+    audit: Digests | None
     software: dict[str, str | None]
     may_conclude: list[str]
     may_not_conclude: list[str]
@@ -270,6 +271,7 @@ def make_statement(entry: LogEntry) -> Statement:
         "log": {"entry": entry.number, "digest": entry.digest},
         "bound": _bound(details) if "bound" in details else None,
         "privacy": _privacy(details.get("privacy")),
+        "audit": details.get("audit"),
         "software": software if isinstance(software, dict) else {"fastfedul": software},
         "may_conclude": list(may),
         "may_not_conclude": list(may_not),

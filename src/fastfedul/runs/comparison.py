@@ -308,7 +308,7 @@ def _names(
                     "it; compare before forgetting"
                 )
         if prepared is not None:
-            _check_trained(ledger, prepared)
+            require_trained(ledger, prepared)
     return names
 
 
@@ -333,9 +333,9 @@ def look_back(folder: Path, say: Say) -> Comparison:
     """
     run = run_at(folder)
     prepared = prepare(load_config(run)) if run else None
-    with LedgerReader(folder) as ledger, _unchanged(ledger):
+    with LedgerReader(folder) as ledger, unchanged(ledger):
         if prepared is not None:
-            _check_trained(ledger, prepared)
+            require_trained(ledger, prepared)
         known = ledger.clients()
         gone = tuple(sorted(n for n, entry in known.items() if entry.state != "active"))
         exam = exam_of_run(prepared, gone) if prepared else exam_of(ledger, folder)

@@ -36,12 +36,12 @@ from fastfedul.runs.comparison import (
     Say,
     Settings,
     find_methods,
-    questions_of,
     require_trained,
     result_of,
     retrained_model,
     unchanged,
 )
+from fastfedul.runs.exam import questions_of
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.runs.training import load_config
 

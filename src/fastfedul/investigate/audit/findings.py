@@ -10,12 +10,10 @@ from pydantic import TypeAdapter
 
 from fastfedul.evaluate.comparison import BEFORE, RETRAINED
 from fastfedul.evaluate.lira import ENOUGH_SHADOWS, LEAST_SHADOWS, RATES, Attacked
+from fastfedul.forgetting.audits import AUDIT_KIND
 from fastfedul.investigate.audit.whole import Whole
 from fastfedul.records import ClientId
 from fastfedul.strict_json import finite_values
-
-KIND = "fastfedul audit v1"
-"""First member of an audit's JSON."""
 
 MAY_NOT_CONCLUDE = (
     "That the model has forgotten the client: another attack may find what this one "
@@ -89,7 +87,7 @@ class Audit:
     may_conclude: tuple[str, ...]
     may_not_conclude: tuple[str, ...]
     notes: tuple[str, ...]
-    kind: str = KIND
+    kind: str = AUDIT_KIND
 
     @property
     def complete(self) -> bool:
