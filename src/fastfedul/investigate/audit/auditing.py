@@ -41,6 +41,7 @@ from fastfedul.runs.comparison import (
     retrained_model,
     unchanged,
 )
+from fastfedul.runs.evaluation_source import run_at
 from fastfedul.runs.exam import questions_of
 from fastfedul.runs.preparation import Prepared, federation_for, prepare, start_workers
 from fastfedul.runs.training import load_config
@@ -87,7 +88,11 @@ def audit(
         InvalidInputError: If there is no such run or client, or too little to audit.
         UnlearnRefusedError: If no method can be used here.
     """
-    path = require_path(folder)
+    path = run_at(require_path(folder))
+    if path is None:
+        raise InvalidInputError(
+            f"{folder} is no run, and an audit trains the clients of a run again"
+        )
     require_number(
         "number of shadow federations", shadows, least=LEAST_SHADOWS, whole=True
     )
