@@ -496,6 +496,8 @@ def _measure(
         )
     present = [(i, vector) for i, vector in enumerate(vectors) if vector is not None]
     num_blocks = -(-size // BLOCK_VALUES)
+    # Of equal width, or one thread would do nearly all of a model of two blocks.
+    width = -(-size // max(1, num_blocks))
     # One piece of memory for both: NumPy takes huge pages for large pieces only, and
     # at a million parameters small pages would take longer than the arithmetic.
     step, model = np.empty((2, size), np.float32)
@@ -516,7 +518,7 @@ def _measure(
                 measure(block)
 
     def measure(block: int) -> None:
-        part = slice(block * BLOCK_VALUES, (block + 1) * BLOCK_VALUES)
+        part = slice(block * width, (block + 1) * width)
         piece = step[part]
         if given is not None:
             piece[...] = given[part]

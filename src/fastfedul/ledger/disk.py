@@ -418,6 +418,7 @@ class DiskLedger(LedgerReader):
 
         Otherwise they wait for the next writer, who knows from the index.
         """
+        change.stop()
         with contextlib.suppress(LedgerError):
             if self.head == change.before:
                 change.undo()
@@ -437,7 +438,7 @@ def _fill(
     layout = settings.layout
     buffers = require_buffers(initial.buffers, layout)
     files = array_files(folder / ARRAYS, place)
-    num_bytes, stored = model_arrays.write_model(
+    [(num_bytes, stored)] = model_arrays.write_model(
         files, INITIAL_FILE, layout, initial.params.flat, buffers
     )
     files.settle()

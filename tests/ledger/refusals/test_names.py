@@ -104,7 +104,7 @@ def test_odd_names_are_plain_data(ledger: WritableLedger, tmp_path: Path) -> Non
 def assert_only_expected_files(folder: Path) -> None:
     expected = re.compile(
         r"certificates(/event-\d+\.json)?|"
-        r"ledger(/(index\.sqlite|lock|arrays(/[0-9]{8}\.safetensors)?))?"
+        r"ledger(/(index\.sqlite|lock|requests|arrays(/[0-9]{8}\.safetensors)?))?"
     )
     for path in folder.rglob("*"):
         assert expected.fullmatch(str(path.relative_to(folder))), path

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -331,13 +331,16 @@ class ArrayWriter:
 
 def write_image(
     files: ArrayFiles, number: int, parts: Sequence[Part]
-) -> tuple[FileRow, list[Stored]]:
-    """Write a file of one image for good; return its row and its vectors' places."""
+) -> Iterator[tuple[FileRow, list[Stored]]]:
+    """Write a file of one image, and yield its row and its vectors' places.
+
+    The file survives a loss of power when the iteration has ended.
+    """
     with ArrayWriter(files, number) as writer:
         _, stored = writer.add(parts)
+        yield writer.row(), stored
         writer.sync()
-        files.put(number)
-        return writer.row(), stored
+    files.put(number)
 
 
 def read_blocks(file: ArrayFile, source: Source, first: int, out: Flat) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,11 @@ def write_model(
     layout: Layout,
     flat: Flat,
     buffers: Mapping[str, Array],
-) -> tuple[int, Stored]:
+) -> Iterator[tuple[int, Stored]]:
     """Write a model under its own array names: parameters in float32, then buffers.
 
-    Returns:
-        The bytes of the file, and the place of the model in it.
+    Yields the bytes of the file, and the place of the model in it. The file survives a
+    loss of power when the iteration has ended.
     """
     entries: dict[str, object] = {}
     start = 0
@@ -82,11 +82,11 @@ def write_model(
             np.empty(0, np.float32), flat
         )
         checksums += xxh3_64_digest(end) if end else b""
+        yield sum(map(len, pieces)), Stored(0, hasher.digest(), checksums)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
     files.put(number, stays=True)
-    return sum(map(len, pieces)), Stored(0, hasher.digest(), checksums)
 
 
 def supported_buffer(array: Array) -> bool:

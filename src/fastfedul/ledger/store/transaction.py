@@ -1,7 +1,8 @@
 """One change of a ledger on disk: rows and files that count together or not at all.
 
-Array files are written and synced first, then their folder, then the index commits:
-a committed change is whole, and the next writer sweeps the files of any other.
+Array files and their folder are synced before the index commits: a committed change is
+whole, and the next writer sweeps the files of any other. While files are being synced,
+the next ones are hashed, and rows are written.
 Files that a change made superfluous are removed after its commit.
 """
 
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from fastfedul.ledger.store.schema import (
     LedgerRow,
     ModelRow,
 )
-from fastfedul.params import Array, Flat
+from fastfedul.params import Array, Flat, Params
 from fastfedul.records import ClientId, Model, ModelOrigin, StorageDtype, VectorRef
 
 INITIAL_FILE = 1
@@ -46,8 +47,11 @@ _SHELF_BYTES = 64 << 20
 
 _UNDER_WAY = 3
 _UNDER_WAY_BYTES = 64 << 20
-"""Files that are written at the same time, beside the one that is waited for: so many,
-and more while their bytes stay below this. A disk syncs many small files together."""
+"""Files that are written and synced at the same time: so many, and more while their
+bytes stay below this. A disk syncs many small files together."""
+
+
+Place = TypeVar("Place")
 
 
 def bytes_of(parts: Sequence[Part]) -> int:
@@ -91,6 +95,7 @@ class Transaction:
         self.before = index.one(HeadRow, id=1)
         self.head = self.before
         self._pool = pool
+        self._jobs: deque[tuple[Future[None], int]] = deque()
         self._created: set[int] = set()
         self._continued: dict[int, int] = {}
         self._removed: set[int] = set()
@@ -111,20 +116,9 @@ class Transaction:
                 the next entry of the log.
         """
         number = self._new_number()
-        job = self._pool.submit(
-            write_model,
-            self.files,
-            number,
-            self.settings.layout,
-            model.params.flat,
-            model.buffers,
-        )
-        try:
-            yield
-        finally:
-            # Also if the block failed: its file is removed when nobody writes to it.
-            wait([job])
-        num_bytes, stored = job.result()
+        placed = self._write_model(number, model)
+        yield
+        num_bytes, stored = placed.result()
         self._add_file(FileRow(number, num_bytes, num_bytes, b""))
         old = self.head.file
         self.set(file=number, model=stored.packed())
@@ -148,17 +142,15 @@ class Transaction:
             self.set(buffers_file=None, buffers=None)
             return
         number = self._new_number()
-        num_bytes, stored = write_model(
-            self.files, number, NO_PARAMETERS, np.empty(0, np.float32), buffers
-        )
+        model = Model(Params(NO_PARAMETERS, np.empty(0, np.float32)), buffers)
+        num_bytes, stored = self._write_model(number, model).result()
         self._add_file(FileRow(number, num_bytes, num_bytes, b""))
         self.set(buffers_file=number, buffers=stored.packed())
 
     def replace_initial(self, model: Model) -> None:
         """Let a model take the place of the initial model."""
         number, row = self._new_number(), self.ledger_row
-        layout, flat = self.settings.layout, model.params.flat
-        num_bytes, stored = write_model(self.files, number, layout, flat, model.buffers)
+        num_bytes, stored = self._write_model(number, model).result()
         self._add_file(FileRow(number, num_bytes, num_bytes, b""))
         self.index.replace(replace(row, file=number, initial=stored.packed()))
         if row.file != self.head.file:
@@ -211,33 +203,61 @@ class Transaction:
     def write_apart(
         self, images: Iterable[Sequence[Part]]
     ) -> Iterator[tuple[int, list[Stored]]]:
-        """Write images to files of their own; yield file and places, in order.
-
-        A few are under way at a time: while one is being synced the next is hashed.
-        """
+        """Write images to files of their own; yield file and places, in order."""
         waiting: deque[Future[tuple[FileRow, list[Stored]]]] = deque()
-        sizes: deque[int] = deque()
-        try:
-            for parts in images:
-                number = self._new_number()
-                job = self._pool.submit(arrays.write_image, self.files, number, parts)
-                waiting.append(job)
-                sizes.append(sum(part.num_bytes for part in parts))
-                while len(waiting) > _UNDER_WAY and sum(sizes) > _UNDER_WAY_BYTES:
-                    yield self._written(waiting.popleft())
-                    sizes.popleft()
-            while waiting:
+        for parts in images:
+            num_bytes = sum(part.num_bytes for part in parts)
+            work = arrays.write_image(self.files, self._new_number(), parts)
+            waiting.append(self._start(work, num_bytes))
+            while waiting and waiting[0].done():
                 yield self._written(waiting.popleft())
-        finally:
-            # Also after a failure: a file is removed when nobody writes to it.
-            wait(waiting)
+        while waiting:
+            yield self._written(waiting.popleft())
 
     def _written(
-        self, job: Future[tuple[FileRow, list[Stored]]]
+        self, placed: Future[tuple[FileRow, list[Stored]]]
     ) -> tuple[int, list[Stored]]:
-        row, stored = job.result()
+        row, stored = placed.result()
         self._add_file(row)
         return row.file, stored
+
+    def _write_model(self, number: int, model: Model) -> Future[tuple[int, Stored]]:
+        """Begin to write a model; the future has its bytes and its place."""
+        params = model.params
+        work = write_model(
+            self.files, number, params.layout, params.flat, model.buffers
+        )
+        return self._start(work, params.flat.nbytes)
+
+    def _start(self, work: Iterator[Place], num_bytes: int) -> Future[Place]:
+        """Begin to write a file, and return the future of what `work` yields.
+
+        A small file may still have to be synced by then: `finish` waits for it. A large
+        one is for good, so that nobody holds its vectors any longer.
+        """
+        placed: Future[Place] = Future()
+
+        def run() -> None:
+            try:
+                place = next(work)
+                if num_bytes <= _UNDER_WAY_BYTES:
+                    placed.set_result(place)
+                next(work, None)
+                if not placed.done():
+                    placed.set_result(place)
+            except BaseException as error:
+                if not placed.done():
+                    placed.set_exception(error)
+                raise
+
+        self._jobs.append((self._pool.submit(run), num_bytes))
+        while (
+            len(self._jobs) > _UNDER_WAY
+            and sum(size for _, size in self._jobs) > _UNDER_WAY_BYTES
+        ):
+            self._jobs[0][0].result()
+            self._jobs.popleft()
+        return placed
 
     def shelve(self, parts: Iterable[Part]) -> Iterator[tuple[int, Stored]]:
         """Write vectors of no round; yield the file and place of each, in order."""
@@ -304,6 +324,8 @@ class Transaction:
         """Make the files survive and write the head; only the commit remains."""
         if self._created:
             self.files.settle()
+        for job, _ in self._jobs:
+            job.result()
         self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
@@ -317,6 +339,10 @@ class Transaction:
             LedgerError: If a file must be gone and is still there.
         """
         self.files.remove(self._removed, for_good=for_good)
+
+    def stop(self) -> None:
+        """Wait until nobody writes to a file any more, after a failure."""
+        wait([job for job, _ in self._jobs])
 
     def undo(self) -> None:
         """Remove the files and bytes of a change that was not committed."""
