@@ -91,7 +91,7 @@ def _verbs() -> list[Verb]:
         Verb("key", _FORGET, "key:app",
              "Make or show the key that signs, and trust others' keys."),
         Verb("methods", _FORGET, "methods:show_methods",
-             "List the methods with their needs."),
+             "List the methods, their needs and settings."),
         Verb("status", _KEEP, "status:show_status",
              "Show how a run or ledger is doing, and what to do next."),
         Verb("ledger", _KEEP, "ledger.verbs:app",
