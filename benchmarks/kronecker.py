@@ -50,7 +50,6 @@ from fastfedul import (
 )
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import Ledger
-from fastfedul.ledger.recoding import recoded
 from fastfedul.ledger.views import CountedLedger, LedgerView
 from fastfedul.methods.fast_fedul import eigenbases
 from fastfedul.methods.fast_fedul.columns import rows_of
@@ -63,6 +62,7 @@ from fastfedul.params import Array, Flat, Layout, Slot
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
 from fastfedul.runs.training import train
+from paper.recoding import recoded
 
 CNN = (
     ("conv1", (16, 1, 5, 5)),

@@ -17,8 +17,6 @@ from fastfedul.federation.workers.pool import Workers
 from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.recoding import recoded
-from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar
 from fastfedul.methods.protocol import (
     Method,
@@ -46,6 +44,7 @@ from paper.cells import (
     run_key,
     without_ledger,
 )
+from paper.iterations import iterations
 from paper.lemma import condition, keeping_by_round
 from paper.measures import (
     EDITION,
@@ -56,6 +55,7 @@ from paper.measures import (
     without_draw,
 )
 from paper.memory import watched
+from paper.recoding import recoded
 
 Say = Callable[[str, int], None]
 """Gets the current step, and the number of cells that it finished."""

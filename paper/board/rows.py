@@ -18,7 +18,6 @@ from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.pool import Workers, open_workers
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar
 from fastfedul.methods.protocol import (
@@ -37,6 +36,7 @@ from fastfedul.runs.training import train
 from paper.board.measured import Measured
 from paper.board.retired import old_difference
 from paper.board.runs import HONEST, Run, config_of, setting_for
+from paper.recoding import recoded
 
 Row = dict[str, Any]
 """The measures of one method, as JSON values."""

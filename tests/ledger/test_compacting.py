@@ -35,8 +35,8 @@ from fastfedul import (
 )
 from fastfedul.ledger.changes import garbage
 from fastfedul.ledger.store.schema import ClientRow
-from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.records import StorageDtype
+from paper.iterations import iterations
 from tests.support.damage import place_of
 from tests.support.shrinking import (
     LAYOUT,

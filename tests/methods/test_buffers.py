@@ -12,10 +12,10 @@ import pytest
 import fastfedul as ff
 from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.protocol import WritableLedger
-from fastfedul.ledger.recoding import recoded
 from fastfedul.methods.buffers import OLD_BUFFERS
 from fastfedul.methods.protocol import measured
 from fastfedul.runs.config import RunConfig
+from paper.recoding import recoded
 from tests.support.disk_ledgers import buffers_of, round_with_buffers, with_buffers
 from tests.support.small_run import trained_in_memory
 

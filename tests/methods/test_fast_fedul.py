@@ -26,9 +26,10 @@ from fastfedul import (
     UnlearnRequest,
     forget,
 )
+from fastfedul.errors import AlreadyForgottenError
 from fastfedul.methods.buffers import OLD_BUFFERS
-from fastfedul.methods.fast_fedul.method import iterations
 from fastfedul.records import VectorRef
+from paper.iterations import iterations
 from tests.support.by_hand import Updates, ledger_from, params
 
 
@@ -322,7 +323,7 @@ def test_as_many_dampings_as_rounds_are_needed() -> None:
 def test_a_forgotten_client_cannot_be_forgotten_twice() -> None:
     ledger = ledger_of({"a": (0.5, (1, 0)), "b": (0.5, (0, 4))})
     forget(ledger, ["a"], erase=False)
-    with pytest.raises(InvalidInputError, match="forgotten already"):
+    with pytest.raises(AlreadyForgottenError, match="forgotten already"):
         forget(ledger, ["a"], erase=False)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fastfedul.errors import FastFedULError
 from fastfedul.limits import require_number
-from fastfedul.params import Array, Flat, Layout
+from fastfedul.params import Array, Flat
 from fastfedul.records import LocalSGD, Model
 
 Inputs = npt.NDArray[Any]
@@ -120,18 +120,6 @@ class TrainerMaker(Protocol):
             model: Value of the option `--model`.
             local: Settings of the clients' training, from the options.
         """
-
-
-class ImageTrainer(Trainer, Protocol):
-    """A trainer of a network for images of one shape."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Height, width and channels of the images."""
-
-    @property
-    def layout(self) -> Layout:
-        """Names and shapes of the network's parameters."""
 
 
 @runtime_checkable

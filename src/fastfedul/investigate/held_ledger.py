@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfedul.ledger.memory import StackedRows
-from fastfedul.ledger.protocol import Ledger, Stack, state_of
+from fastfedul.ledger.protocol import Stack, state_of
 from fastfedul.ledger.views import LedgerView
 from fastfedul.limits import machine_memory
 from fastfedul.params import Array, Flat, dot
@@ -151,8 +151,3 @@ class HeldLedger(LedgerView):
             return False
         self._room -= num_bytes
         return True
-
-
-def hold(ledger: Ledger) -> HeldLedger:
-    """Return a ledger that reads nothing twice."""
-    return ledger if isinstance(ledger, HeldLedger) else HeldLedger(ledger)

@@ -40,18 +40,16 @@ from fastfedul.methods.fast_fedul.removal import (
 from fastfedul.methods.fast_fedul.skews import (
     Difference,
     Kronecker,
-    Scalar,
     Skew,
     left_at_end,
     skew_settings,
     usual_skew,
 )
-from fastfedul.methods.fast_fedul.tracing import Leaving, leaving, trace
+from fastfedul.methods.fast_fedul.tracing import Leaving, leaving
 from fastfedul.methods.protocol import (
     Needs,
     UnlearnRequest,
     coverage_of,
-    require_mean,
 )
 from fastfedul.params import Params
 from fastfedul.records import RoundEntry
@@ -159,24 +157,6 @@ class FastFedUL:
             bytes_read=ledger.bytes_read + final.params.flat.nbytes,
             warnings=(*warnings, *found.notes),
         )
-
-
-def iterations(request: UnlearnRequest, skew: Scalar) -> tuple[Params, ...]:
-    """Return the current model plus the difference after each round of the trace.
-
-    The last model is the answer of a call; the others show how it comes about.
-    """
-    ledger = request.ledger
-    require_mean("the trace of the models", ledger)
-    with ledger.snapshot():
-        rounds = ledger.rounds()
-        damping = skew.per_round(len(rounds))
-        decays = np.zeros((len(rounds), len(rounds)))
-        for last in range(len(rounds)):
-            decays[last, : last + 1] = left_at_end(damping[: last + 1])
-        traced = trace(ledger, leaving(ledger, request.forget, rounds), decays)
-        final = ledger.final.params
-    return tuple(Params(final.layout, final.flat + part) for part in traced.sums)
 
 
 def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:

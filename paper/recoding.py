@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.protocol import Ledger, read_round, require_rounds
 from fastfedul.records import Round, StorageDtype
 
-Progress = Callable[[int, int], None]
-
 
 def recoded(
     ledger: Ledger,
@@ -21,8 +18,6 @@ def recoded(
     update_dtype: StorageDtype = "float32",
     step_dtype: StorageDtype = "float32",
     keep: Keep | None = None,
-    *,
-    progress: Progress | None = None,
 ) -> DiskLedger:
     """Return a new ledger of the same training, open for writing.
 
@@ -33,7 +28,6 @@ def recoded(
         update_dtype: How it stores updates, or sums if it keeps those.
         step_dtype: How it stores steps.
         keep: Which updates it keeps; all by default. With `sums` it keeps sums.
-        progress: Called with rounds done and rounds in all.
 
     Raises:
         InvalidInputError: If the ledger does not have the training whole.
@@ -68,8 +62,6 @@ def recoded(
                 # Of the buffers along the way nobody knows.
                 round_ = replace(round_, buffers=ledger.final.buffers)
             new.append(round_)
-            if progress:
-                progress(index + 1, num_rounds)
     except BaseException:
         new.close()
         raise
