@@ -29,7 +29,13 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.cli.request import UNSIGNED, still_held
-from fastfedul.errors import AlreadyForgottenError, InvalidInputError
+from fastfedul.cli.stopping import telling_how_to_go_on
+from fastfedul.cli.then_check import ThenCheck, show_then_check
+from fastfedul.errors import (
+    AlreadyForgottenError,
+    FastFedULError,
+    InvalidInputError,
+)
 from fastfedul.forgetting.folder import RUN_CONFIG, run_model_of
 from fastfedul.forgetting.service import Forgetting, forget, preview
 from fastfedul.ledger.disk import DiskLedger
@@ -75,6 +81,14 @@ def forget_clients(
             metavar="AUDIT.json",
         ),
     ] = None,
+    then_check: Annotated[
+        int | None,
+        typer.Option(
+            help="Then train so many rounds without the clients, on a copy of a run, "
+            "and show whether the attack, or what the clients taught, comes back.",
+            metavar="N",
+        ),
+    ] = None,
     sample: Annotated[
         list[str] | None,
         typer.Option(help="Not possible; explains why.", hidden=True),
@@ -98,12 +112,14 @@ def forget_clients(
     if dry_run and audit_file is not None:
         raise InvalidInputError("--dry-run writes no certificate; leave out --audit")
     judge = Judge(options)
+    check = ThenCheck(path, then_check)
     method = chosen_method(options)
     opened = LedgerReader(path) if dry_run else DiskLedger(path)
     with opened as ledger:
         _check_place(out_file, ledger.path)
         _check_took_part(ledger, names)
         judge.open(ledger, path)
+        check.open(ledger, names)
         try:
             found = _forget(
                 ledger,
@@ -129,6 +145,7 @@ def forget_clients(
         "signed": found.signed,
         "erased": found.erased,
         "dry_run": dry_run,
+        "then_check": _checked(check, found),
     }
     if not dry_run:
         facts["warnings"] += still_held(path, found.clients)
@@ -136,6 +153,24 @@ def forget_clients(
         print_json(facts)
     else:
         _show(facts)
+
+
+def _checked(check: ThenCheck, found: Forgetting) -> list[dict[str, Any]] | None:
+    """Return the check after a forgetting; the ledger is closed, so nothing is in it.
+
+    Raises:
+        FastFedULError: If the check fails; the forgetting stays done.
+    """
+    done = "the forgetting is done, and the check after it "
+    with telling_how_to_go_on(
+        lambda: f"stopped: {done}is not" if found.committed else None
+    ):
+        try:
+            return check(found.model)
+        except FastFedULError as error:
+            if not found.committed:
+                raise
+            raise FastFedULError(f"{done}failed: {error}") from None
 
 
 def _forget(
@@ -300,6 +335,8 @@ def _show(facts: dict[str, Any]) -> None:
             "the same command with --erase removes them."
         )
     out().print(note, markup=False)
+    if facts["then_check"]:
+        show_then_check(facts["then_check"])
 
 
 def _skew(facts: dict[str, Any]) -> str:

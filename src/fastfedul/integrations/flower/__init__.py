@@ -16,18 +16,24 @@ from fastfedul.integrations.flower.errors import (
 
 if TYPE_CHECKING:
     from fastfedul.integrations.flower.recorded import Recorded
+    from fastfedul.integrations.flower.watch import Watch
 
 __all__ = [
     "IdentityError",
     "Recorded",
     "RoundDiscardedError",
     "StrategyRefusedError",
+    "Watch",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name != "Recorded":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastfedul.integrations.flower.recorded import Recorded
+    if name == "Recorded":
+        from fastfedul.integrations.flower.recorded import Recorded
 
-    return Recorded
+        return Recorded
+    if name == "Watch":
+        from fastfedul.integrations.flower.watch import Watch
+
+        return Watch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,6 +81,7 @@ from fastfedul.integrations.flower.server_optimizers import (
     server_step,
 )
 from fastfedul.integrations.flower.strategies import aggregation_of, is_known
+from fastfedul.integrations.flower.watch import Watch
 from fastfedul.ledger.keeping import Keep
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import Method, needs_help
@@ -165,6 +166,8 @@ class Recorded(Strategy):
         evaluate: Network and test examples of the server's own. Each round then gets a
             line in `LEDGER.metrics.jsonl`, and `LEDGER.federation.toml` tells the
             commands that measure a model.
+        watch: A mark to watch: the log warns if it is back in a model from which a
+            client was forgotten.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class Recorded(Strategy):
         key: SigningKey | None = None,
         federation: str | None = None,
         evaluate: EvaluationSource | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
@@ -248,7 +252,7 @@ class Recorded(Strategy):
         )
         self._rule = buffer_rule(buffers)
         self._run = RecordedRun(
-            path, self._settings, answering, self._rule, federation, evaluate
+            path, self._settings, answering, self._rule, federation, evaluate, watch
         )
         self._sent: Sent = ()
         self._evaluated: Sent = ()

@@ -19,12 +19,15 @@ from fastfedul.integrations.flower.arrays import IsBuffer, to_model, to_record
 from fastfedul.integrations.flower.measures import Measures
 from fastfedul.integrations.flower.replies import JudgedReplies
 from fastfedul.integrations.flower.rounds import RoundSettings
+from fastfedul.integrations.flower.watch import Watch
+from fastfedul.ledger.changes.log import TAKES_OUT
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import require_room
 from fastfedul.ledger.failures import FailureEntry, failures_of, note_failures
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
+from fastfedul.limits import require_type
 from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
 from fastfedul.records import Model, Round
@@ -58,6 +61,7 @@ class RecordedRun:
         rule: Tells buffers from parameters.
         federation: Name of the federation, if it has one.
         evaluate: How the model is measured after each round; None for not at all.
+        watch: The mark to watch once a client was forgotten; None for none.
     """
 
     def __init__(
@@ -68,9 +72,13 @@ class RecordedRun:
         rule: IsBuffer,
         federation: str | None = None,
         evaluate: EvaluationSource | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.path = path
         self._measures = None if evaluate is None else Measures(path, evaluate)
+        if watch is not None:
+            require_type("watch", watch, Watch, "a Watch")
+        self._watch = watch
         self._answering = answering
         self.failures = failures_of(path)
         self._settings = settings
@@ -174,6 +182,10 @@ class RecordedRun:
         self._model = model
         if self._measures is not None:
             self._measures.after_round(round_.index, model)
+        if self._watch is not None and any(
+            event.kind in TAKES_OUT for event in self.ledger.events()
+        ):
+            self._watch.look(model, f"after round {round_.index + 1}")
 
     def answer_waiting(self) -> None:
         """Answer the requests since the last round."""
@@ -200,6 +212,8 @@ class RecordedRun:
                 request.state,
             )
         self._refresh()
+        if self._watch is not None and any(done.forgetting for done in answered):
+            self._watch.look(self.model, "after forgetting", always=True)
 
     def _refresh(self) -> None:
         """Read the model from the ledger again when it is needed."""
