@@ -9,7 +9,7 @@ from fastfedul.evaluate.intervals import Proportion
 from fastfedul.files import write_whole
 from paper.board.store import Line, read_lines
 from paper.tracing.runs import COUNTS, RARE, all_runs
-from paper.tracing.scoring import ATTACK, MISTAKES, RIGHT, RIVALS
+from paper.tracing.scoring import ATTACK, MISTAKES, RIGHT, RIVALS, UNDONE
 from paper.tracing.worth import worth_section
 
 PAGE = "tracing.md"
@@ -18,6 +18,10 @@ TRACES, WORTH = "tracing.jsonl", "contributions.jsonl"
 WORKS = 0.3
 """Share of backdoor images from which on an attack counts as working."""
 
+LEARNED = 0.5
+"""Accuracy below which a model has learned too little for an attack to count."""
+
+_COUNTS = ("top1", "topk", "group", "undone")
 _GROUPS = {
     "inputs": "inputs",
     "attackers": "attackers",
@@ -56,19 +60,15 @@ def page_lines(lines: Sequence[Line], worths: Sequence[Line]) -> Iterator[str]:
     yield ""
     yield "`python -m paper.tracing page` makes this page."
     yield "It reads `results/tracing.jsonl` and `results/contributions.jsonl`."
-    yield "[The protocol](tracing-protocol.md) was written before any run was scored."
-    yield "One defect of scoring was mended after two trial runs."
-    yield (
-        "A right answer of a draw stood also among the right answers for comparison; "
-        "now it does not."
-    )
-    yield "The two runs were scored anew, and no threshold changed."
+    yield "[The protocol](tracing-protocol.md) is older than these scores."
     yield ""
     yield from _runs_done(lines)
     attack = [
         line
         for line in lines
-        if line.get("case") == ATTACK and line["attack_works"] >= WORKS
+        if line.get("case") == ATTACK
+        and line["attack_works"] >= WORKS
+        and line["accuracy"] >= LEARNED
     ]
     quiet = [line for line in lines if line.get("case") in (MISTAKES, RIGHT)]
     yield from _aims(attack, quiet)
@@ -77,8 +77,15 @@ def page_lines(lines: Sequence[Line], worths: Sequence[Line]) -> Iterator[str]:
     yield "## Is an attacker first, and is the group found?"
     yield ""
     yield f"The attack works in {working} of {attacked} runs with an attack."
-    yield (f"It works if at least {WORKS:.0%} of its images get the attackers' answer.")
+    yield (
+        f"It works if at least {WORKS:.0%} of its images get the attackers' answer, "
+        f"and the model's accuracy is at least {LEARNED:.0%}."
+    )
     yield "The tables count draws of these runs."
+    yield (
+        "An attack is undone if forgetting the accused leaves less than "
+        f"{UNDONE:.0%} of its images with the attackers' answer."
+    )
     yield ""
     for name, field in _GROUPS.items():
         yield from _table(attack, name, field)
@@ -102,12 +109,10 @@ def _runs_done(lines: Sequence[Line]) -> Iterator[str]:
     yield ""
     left = len(runs) - len(done)
     if left:
-        yield "Small federations go first, so the board is not yet balanced."
         yield f"The other {left} runs have not been done."
         yield "These commands do them and write this page anew."
         yield "If somebody stops the first command, the same command goes on."
         yield "The command names each run that fails."
-        yield "`digits-036` fails: none of its seeds lets all four attackers attack."
         yield ""
         yield "```bash"
         yield "OMP_NUM_THREADS=1 python -m paper.tracing run"
@@ -235,11 +240,14 @@ def _losses(attack: Sequence[Line], quiet: Sequence[Line]) -> Iterator[str]:
 def _table(lines: Sequence[Line], name: str, field: str) -> Iterator[str]:
     if not lines:
         return
-    yield f"| {name} | draws | attacker first | all attackers first | group accused |"
-    yield "|---|---:|---|---|---|"
+    yield (
+        f"| {name} | draws | attacker first | all attackers first | group accused "
+        "| attack undone |"
+    )
+    yield "|---|---:|---|---|---|---|"
     for value in sorted({line[field] for line in lines}):
         own = [line for line in lines if line[field] == value]
-        cells = [_shown(_share(own, key)) for key in ("top1", "topk", "group")]
+        cells = [_shown(_share(own, key)) for key in _COUNTS]
         yield f"| {value} | {_sum(own, 'draws')} | {' | '.join(cells)} |"
     yield ""
 

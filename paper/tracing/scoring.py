@@ -6,7 +6,7 @@ Every draw asks the same models without clients, so these are computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from fastfedul.data.dataset import to_model_input
-from fastfedul.investigate.culprits import ranked
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import evidence_of
 from fastfedul.investigate.leave_one_out import LeaveOut
+from fastfedul.investigate.odds import Evidence
 from fastfedul.investigate.trace import trace_with
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.methods.fast_fedul.tracing import leaving
-from fastfedul.methods.fast_fedul.undamped import undamped
-from fastfedul.params import Params
+from fastfedul.params import Flat
 from fastfedul.records import ClientId, Model
 from fastfedul.rng import stream
 from fastfedul.runs.given import Given, tested_by
@@ -33,18 +31,20 @@ ATTACK, MISTAKES, RIGHT = "attack", "mistakes", "right answers"
 DRAWS = {1: 10, 10: 5, 100: 1}
 """Draws of each number of inputs."""
 
-RIVALS = ("norm", "cosine", "no skew", "trajectory")
+RIVALS = ("forgetting each", "no skew", "trajectory", "norm", "cosine")
+
+UNDONE = 0.1
+"""Share of backdoor images below which an attack counts as undone."""
+
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered(LeaveOut):
-    """Models without clients, each computed once."""
+    """Models without clients, and what clients added, each computed once."""
 
     models: dict[frozenset[ClientId], Model] = field(default_factory=dict)
-    looks: dict[tuple[frozenset[ClientId], bool], list[tuple[ClientId, Model]]] = field(
-        default_factory=dict
-    )
+    shares: dict[ClientId, Flat] = field(default_factory=dict)
 
     def exact(self, clients: Sequence[ClientId]) -> Model:
         """Return the model without these clients."""
@@ -53,14 +53,11 @@ class Remembered(LeaveOut):
             self.models[key] = LeaveOut.exact(self, clients)
         return self.models[key]
 
-    def each(
-        self, gone: Sequence[ClientId] = (), *, exact: bool = False
-    ) -> Iterator[tuple[ClientId, Model]]:
-        """Yield every other client with the model that lacks this client, too."""
-        key = frozenset(gone), exact
-        if key not in self.looks:
-            self.looks[key] = list(LeaveOut.each(self, gone, exact=exact))
-        yield from self.looks[key]
+    def added(self, client: ClientId) -> Flat:
+        """Return the difference without a client if nobody had reacted to it."""
+        if client not in self.shares:
+            self.shares[client] = LeaveOut.added(self, client)
+        return self.shares[client]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,24 +100,23 @@ def measure(run: Run, folder: Path) -> list[Row]:
         leave = Remembered(held, LeaveOut.of(held).clients)
         clean = tested_by(prepared)
         with leave.calmly():
-            undone = _without_skew(leave)
-            pools = _pools(run, leave, clean, _backdoor(prepared))
+            backdoor = _backdoor(prepared)
+            pools = _pools(run, leave, clean, backdoor)
             rows = []
             for case, pool in pools.items():
                 for number, draws in DRAWS.items():
                     if len(pool.given.examples) < number:
                         continue
-                    row = _row(leave, case, pool, clean, number, draws, undone, rng)
+                    row = _row(leave, case, pool, clean, number, draws, backdoor, rng)
                     rows.append(row)
+            works = _share_that_works(leave, backdoor)
+            accuracy = _share_that_works(leave, clean)
     attackers = list(prepared.attack.attackers)
     facts = {**run.facts, "seed": prepared.config.seed, "names": attackers}
     if not rows:
         rows = [{"method": "nothing to ask"}]
-    works = _share_that_works(leave, prepared)
-    return [
-        {**facts, **judged(row, frozenset(attackers)), "attack_works": works}
-        for row in rows
-    ]
+    facts |= {"attack_works": works, "accuracy": accuracy}
+    return [{**facts, **judged(row, frozenset(attackers))} for row in rows]
 
 
 def _row(
@@ -130,24 +126,27 @@ def _row(
     clean: Given,
     number: int,
     draws: int,
-    undone: dict[ClientId, Model],
+    backdoor: Given | None,
     rng: np.random.Generator,
 ) -> Row:
     """Return the answers of every draw of one case."""
     said = []
+    alone = {name: leave.exact([name]) for name in leave.clients}
+    undone = {name: leave.moved(leave.added(name)) for name in leave.clients}
     for _ in range(draws):
         bad, reference = pool.draw(number, clean, rng)
         found = trace_with(leave, bad, reference)
         evidence, _ = evidence_of(leave.ledger, bad, reference)
-        now = evidence.odds(leave.ledger.final)
-        drops = {n: now.fell_to(evidence.odds(m)) for n, m in undone.items()}
         paths = {own.client: own.trajectory for own in found.clients}
+
         said.append(
             {
                 "first": [own.client for own in found.clients[:4]],
                 "accused": list(found.culprits),
-                "excess": found.steps[0].excess,
-                "no skew": ranked(drops)[0],
+                "score": found.clients[0].score,
+                "left": _share_that_works(leave, backdoor, found.culprits),
+                "forgetting each": _largest(_falls(evidence, alone)),
+                "no skew": _largest(_falls(evidence, undone)),
                 "trajectory": _largest(paths),
                 "norm": _largest(_norms(leave)),
                 "cosine": _largest(_outliers(leave)),
@@ -162,7 +161,7 @@ def judged(row: Row, attackers: frozenset[ClientId]) -> Row:
     said = row.get("said", [])
     found |= {
         "draws": len(said),
-        "excess": [round(one["excess"], 3) for one in said],
+        "score": [round(one["score"], 3) for one in said],
         "false": sum(bool(set(one["accused"]) - attackers) for one in said),
         "accused": sum(bool(one["accused"]) for one in said),
     }
@@ -172,6 +171,7 @@ def judged(row: Row, attackers: frozenset[ClientId]) -> Row:
     found["top1"] = sum(one["first"][0] in attackers for one in said)
     found["topk"] = sum(set(one["first"][:many]) == attackers for one in said)
     found["group"] = sum(set(one["accused"]) == attackers for one in said)
+    found["undone"] = sum(bool(one["accused"]) and one["left"] < UNDONE for one in said)
     for rival in RIVALS:
         told = [one[rival] for one in said if one[rival] is not None]
         found[rival] = [sum(name in attackers for name in told), len(told)]
@@ -224,23 +224,22 @@ def _backdoor(prepared: Any) -> Given | None:
     return Given(images, labels, prepared.trainer, "backdoor images")
 
 
-def _share_that_works(leave: LeaveOut, prepared: Any) -> float | None:
-    given = _backdoor(prepared)
+def _share_that_works(
+    leave: LeaveOut, given: Given | None, without: Sequence[ClientId] = ()
+) -> float | None:
+    """Return the share of examples that get their label, without some clients."""
     if given is None:
         return None
-    return round(float(np.mean(_answers(leave, given) == given.labels)), 4)
+    inputs = to_model_input(given.examples)
+    says = given.trainer.predict(leave.exact(without), inputs).argmax(axis=1)
+    return round(float(np.mean(says == given.labels)), 4)
 
 
-def _without_skew(leave: LeaveOut) -> dict[ClientId, Model]:
-    """Return the models without each client if nobody had reacted."""
-    ledger = leave.ledger
-    rounds, final = ledger.rounds(), ledger.final
-    found = {}
-    for name in leave.clients:
-        terms = undamped(ledger, leaving(ledger, frozenset({name}), rounds), rounds, 1)
-        flat = final.params.flat + terms.difference
-        found[name] = Model(Params(final.params.layout, flat), final.buffers)
-    return found
+def _falls(
+    evidence: Evidence, models: dict[ClientId, Model]
+) -> dict[ClientId, float | None]:
+    """Return how low the odds of the unwanted answers are by each model, negated."""
+    return {n: -float(evidence.odds(own).bad.mean()) for n, own in models.items()}
 
 
 def _norms(leave: LeaveOut) -> dict[ClientId, float | None]:

@@ -1,31 +1,37 @@
-"""Models without clients: held in memory, on shared bases, and exact."""
+"""Models without clients, and the search for culprits on them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.investigate.contribution import contributions_to
-from fastfedul.investigate.culprits import Step, culprits, wanted_excess
+from fastfedul.investigate.culprits import FIRST, Search, Step, look, search, threshold
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import evidence_of
 from fastfedul.investigate.leave_one_out import LeaveOut
 from fastfedul.investigate.odds import Evidence, Odds, log_odds, p_values
 from fastfedul.investigate.trace import trace_answers
+from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.shared_basis import SharedBasis
+from fastfedul.methods.fast_fedul.skews import NoSkew
 from fastfedul.methods.protocol import UnlearnRequest
+from fastfedul.params import Params
+from fastfedul.records import ClientUpdate, Model, Round
 from fastfedul.runs.given import Given
 from fastfedul.testing import small_federation
+from tests.support.linear_trainer import Linear
 
 
-def test_a_basis_without_the_client_gives_the_answer_of_forgetting() -> None:
+def test_what_a_client_added_is_what_forgetting_takes_if_nobody_reacts() -> None:
     ledger, _ = small_federation()
-    gone = frozenset({"ann"})
-    wanted = FastFedUL()(UnlearnRequest(ledger, gone)).delta
+    ann = frozenset({"ann"})
+    wanted = FastFedUL(skew=NoSkew())(UnlearnRequest(ledger, ann)).delta
     assert wanted is not None
-    found = SharedBasis.of(ledger, gone).difference(gone)
+    found = LeaveOut.of(HeldLedger(ledger)).added("ann")
     np.testing.assert_allclose(found, wanted.flat, rtol=1e-4, atol=1e-6)
 
 
@@ -79,20 +85,77 @@ def test_p_value_is_small_for_an_excess_and_large_for_none() -> None:
     assert p_values(_evidence(5, 0), drops, rng) == {"guilty": None, "honest": None}
 
 
-def _path(*excesses: float) -> list[Step]:
-    none = Odds(np.zeros(0), np.zeros(0))
-    return [Step(f"c{i}", none, e, 0.001) for i, e in enumerate(excesses)]
+def _poisoned(attackers: int) -> tuple[MemoryLedger, Evidence]:
+    """Return a linear federation of ten, and backdoor inputs with right answers.
+
+    Values 0 to 2 of a row tell its class. Attackers teach that value 3 means class 0.
+    """
+    rng = np.random.default_rng(4)
+    ledger = MemoryLedger.create(Model(Params.of({"w": np.zeros((4, 3))})))
+    for index in range(8):
+        updates = []
+        for number in range(10):
+            own = rng.normal(size=(4, 3))
+            own[:3] += np.eye(3) - 1 / 3
+            if number < attackers:
+                own[3] += np.array([2, -1, -1]) * 24 / (1 + attackers)
+            flat = {"w": own / 2}
+            updates.append(ClientUpdate(f"c{number}", 0.1, Params.of(flat)))
+        ledger.append(Round(index, tuple(updates)))
+    clean = np.repeat(np.eye(4)[:3], 20, axis=0) + rng.normal(size=(60, 4)) / 20
+    bad = np.repeat([[0, 1, 0, 2], [0, 0, 1, 2]], 10, axis=0)
+    bad = bad + rng.normal(size=(20, 4)) / 20
+    predict = Linear(4, 3).predict
+    return ledger, Evidence(
+        bad, np.zeros(20, np.int64), clean[:20], np.zeros(20, np.int64), predict
+    )
 
 
-def test_culprits_are_one_a_group_or_nobody() -> None:
-    one = _evidence(1, 60)
-    assert culprits(_path(wanted_excess(1) - 0.1), one) == ()
-    assert culprits(_path(15.0, 17.0), one) == ("c0",)
-    assert culprits(_path(2.4, 3.9, 7.1, 19.1), one) == ("c0", "c1", "c2", "c3")
-    ten = _path(4.5, 8.7, 13.3, 61.0, 64.9)
-    assert culprits(ten, _evidence(10, 60)) == ("c0", "c1", "c2", "c3")
-    likely = [Step("c0", Odds(np.zeros(0), np.zeros(0)), 15.0, 0.4)]
-    assert culprits(likely, one) == ()
+def _suspects(
+    ledger: MemoryLedger, evidence: Evidence, chance: float | None = 0.01
+) -> list[str]:
+    leave = LeaveOut.of(HeldLedger(ledger))
+    drops = look(leave, evidence, (), lambda *_: None)
+    chances = dict.fromkeys(drops, chance)
+    found = search(leave, evidence, drops, chances, lambda *_: None)
+    names = [step.client for step in found.steps]
+    assert (found.fall is None) == (not names)
+    return sorted(names)
+
+
+@pytest.mark.parametrize("attackers", [0, 1, 4])
+def test_attackers_are_suspects_and_nobody_else(attackers: int) -> None:
+    ledger, evidence = _poisoned(attackers)
+    assert _suspects(ledger, evidence) == [f"c{i}" for i in range(attackers)]
+    assert _suspects(ledger, evidence, 0.06) == []
+    right = replace(evidence, bad=evidence.clean[:20])
+    assert _suspects(ledger, right) == []
+
+
+def test_suspects_are_accused_if_forgetting_them_undoes_the_answers() -> None:
+    steps = (Step("a", 1, 9.0), Step("b", 2, 2.0))
+    assert Search(steps, 4.0, 3.3).culprits == ("a", "b")
+    assert Search(steps, 3.2, 3.3).culprits == ()
+    assert Search(steps, None, 3.3).culprits == ()
+
+
+def test_without_right_answers_one_client_is_accused_at_most() -> None:
+    ledger, evidence = _poisoned(4)
+    alone = replace(
+        evidence, clean=evidence.clean[:0], clean_answers=evidence.clean_answers[:0]
+    )
+    assert _suspects(ledger, alone, None) in (["c0"], ["c1"], ["c2"], ["c3"])
+
+
+def test_a_client_that_works_against_a_class_gains_no_excess() -> None:
+    evidence = _evidence(2, 4)
+    bad = np.array([1.0, 3.0])
+    assert evidence.excess(Odds(bad, np.full(4, -5.0))).tolist() == [1, 3]
+    assert evidence.excess(Odds(bad, np.full(4, 2.0))).tolist() == [-1, 1]
+    assert evidence.error(Odds(bad, np.array([1.0, 1, 3, 3]))) == pytest.approx(
+        0.5**0.5
+    )
+    assert threshold(FIRST, 1) > threshold(FIRST, 10)
 
 
 def test_unwanted_answers_must_be_answers_that_the_model_gives() -> None:

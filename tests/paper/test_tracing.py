@@ -25,12 +25,12 @@ from paper.tracing.scoring import ATTACK, MISTAKES, RIGHT, RIVALS, Pool, judged
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
-def test_small_federations_go_first_and_no_run_is_lost() -> None:
+def test_numbers_of_clients_take_turns_and_no_run_is_lost() -> None:
     runs = all_runs()
     ordered = in_order(runs)
     assert {run.key for run in ordered} == {run.key for run in runs}
     digits = [run.clients for run in ordered if run.data == "digits"]
-    assert digits == sorted(digits)
+    assert digits == [10, 20, 50] * 32
     assert [run.data for run in ordered] == [run.data for run in runs]
 
 
@@ -63,7 +63,7 @@ def test_a_drawn_right_answer_is_not_compared_with_itself() -> None:
 
 def said(first: list[str], accused: list[str], rival: str | None) -> dict[str, Any]:
     return {
-        **{"first": first, "accused": accused, "excess": 1.23456},
+        **{"first": first, "accused": accused, "score": 1.23456, "left": 0.05},
         **dict.fromkeys(RIVALS, rival),
     }
 
@@ -82,7 +82,8 @@ def test_a_row_counts_firsts_groups_and_false_accusations() -> None:
     counts = {name: found[name] for name in ("draws", "top1", "topk", "group", "false")}
     assert counts == {"draws": 3, "top1": 2, "topk": 1, "group": 1, "false": 1}
     assert found["norm"] == [1, 2]
-    assert found["excess"] == [1.235] * 3
+    assert found["score"] == [1.235] * 3
+    assert found["undone"] == 3
     quiet = judged({**row, "case": MISTAKES}, frozenset())
     assert (quiet["false"], "top1" in quiet) == (3, False)
 
@@ -94,7 +95,8 @@ def line(run: str, case: str, inputs: int, **counts: Any) -> dict[str, Any]:
         **{"run": run, "data": "digits", "clients": 10, "attackers": 1},
         **{"attack": "pixel", "split": "iid", "keep": "all", "behaviour": PLAIN},
         **{"method": f"{case}/{inputs}", "case": case, "inputs": inputs},
-        **{"attack_works": 0.9, "false": 0, **rivals, **counts},
+        **{"attack_works": 0.9, "accuracy": 0.9, "false": 0, "undone": 0},
+        **{**rivals, **counts},
     }
 
 
@@ -218,7 +220,7 @@ def test_a_run_trains_draws_and_is_judged(
     by_case = {row["case"]: row for row in rows}
     assert set(by_case) == {ATTACK, MISTAKES, RIGHT}
     for row in rows:
-        assert row["draws"] == len(row["excess"]) == 2
+        assert row["draws"] == len(row["score"]) == 2
         assert row["names"] == ["client-0"]
         assert 0 <= row["attack_works"] <= 1
     attack = by_case[ATTACK]

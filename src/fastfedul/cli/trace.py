@@ -74,10 +74,10 @@ def trace_inputs(
 ) -> None:
     """Rank the clients by their blame for answers that the model should not give.
 
-    The command forgets each client in turn, on a copy, and asks the model again. The
-    score of a client is the fall of the odds of the unwanted answers, in nats. The
-    command accuses nobody unless these answers fall far more than right answers of the
-    same class. The run does not change.
+    The command takes away half of what each client added, on a copy, and asks the model
+    again. The score of a client is the fall of the odds of the unwanted answers, in
+    nats, beyond the fall of right answers of the same class. The command accuses nobody
+    unless forgetting the suspects undoes the unwanted answers. The run does not change.
 
     Examples: `fastfedul trace my-run --inputs bad.npz`,
     `fastfedul forget my-run $(fastfedul trace my-run --inputs bad.npz --quiet)`
@@ -114,17 +114,17 @@ def trace_json(found: Trace, page: Path | None) -> dict[str, Any]:
                 "score": own.score,
                 "p_value": own.p_value,
                 "gap": own.gap,
-                "excess": own.excess,
                 "trajectory": own.trajectory,
-                "exact": own.exact,
                 "coverage": own.coverage,
             }
             for own in found.clients
         ],
         "search": [
-            {"client": step.client, "excess": step.excess, "p_value": step.p_value}
-            for step in found.steps
+            {"client": step.client, "look": step.look, "score": step.score}
+            for step in found.search.steps
         ],
+        "fall": found.search.fall,
+        "wanted_fall": found.search.wanted,
         "inputs": len(found.answers),
         "reference": found.num_clean,
         "notes": list(found.notes),

@@ -1,172 +1,179 @@
-"""The search for culprits: remove the first suspect, look again, and know when to stop.
+"""The search for culprits: who added the unwanted answers to the model.
 
 Attackers who hold the same backdoor cover for each other: without one of them, the
-answer stays. So the search removes the first suspect and looks again. It accuses a
-group only if the unwanted answers lose far more than clean answers of the same class.
+answer stays. So the search does not forget each client in turn. It takes away half of
+what a client added, as if nobody had reacted to it, and asks how far the odds of the
+unwanted answers fall. Then it takes away half of all suspects and looks again. In the
+end it forgets the suspects once, and accuses them only if the unwanted answers lose far
+more than right answers of the same class.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fastfedul.investigate.leave_one_out import LeaveOut
-from fastfedul.investigate.odds import Evidence, Odds, p_values
+from fastfedul.investigate.odds import Evidence, Odds
 from fastfedul.records import ClientId
-from fastfedul.rng import stream
 
-SHORT_LIST = 5
-"""First suspects whose models are computed exactly, as `fastfedul forget` does."""
+PART = 0.5
+"""Part of what a client added that is taken away.
 
-LARGEST_GROUP = 6
-"""Clients that the search removes at most."""
-
-LEAST_EXCESS = 2.5
-ONE_INPUT = 2.5
-"""Nats of excess that accuse one client: the first, and more for few inputs.
-
-With one input they sum to 5. On 17 development runs (digits, seeds 100 and above) no
-honest client that came first reached 5, with 226 mistakes and 5,894 right answers. The
-second part shrinks with the root of the number of inputs.
+All of it leads far away from the model, where honest clients came first by chance.
 """
 
-PER_CLIENT = 0.6
-"""Part of that excess which each further client of a group must add."""
+MOST_LOOKS = 4
 
-SAME_KIND = 0.1
-"""Part of the group's excess that a further client must add to belong to the group."""
+FIRST = (2.0, 3.0)
+"""Score of the first suspect: nats, and nats more for few inputs.
+
+This second part, and those below, shrink with the root of the number of inputs. All
+thresholds were chosen on development runs (digits, seeds 100 to 199).
+"""
+
+NEXT = (0.05, 0.15)
+"""Part of the first suspect's score that other suspects must have."""
+
+LEAST = 0.3
+"""Nats that every suspect must have."""
+
+STANDARD_ERRORS = 2.0
+"""Standard errors, by the scatter of right answers, that every suspect must have."""
+
+FORGOTTEN = (2.5, 2.5)
+"""Fall in nats beyond right answers when the server forgets all suspects."""
 
 SIGNIFICANT = 0.05
 """Chance by permutation above which nobody is accused."""
-
-_HOPELESS = 0.2
-"""Part of the wanted excess below which the search gives up on a group."""
 
 Tell = Callable[[str, int, int], None]
 """Called with the name of a stage, the work done, and the work in all."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One client removed on top of the clients before.
+    """One suspect of the search.
 
     Attributes:
-        client: The removed client.
-        drop: How far the odds have fallen from the current model's.
-        excess: Mean excess of the unwanted answers over clean ones.
-        p_value: Chance of such an excess by permutation; None without clean inputs.
+        client: The client.
+        look: Number of the look that made it a suspect, from 1.
+        score: Its score in that look, in nats.
     """
 
     client: ClientId
-    drop: Odds
-    excess: float
-    p_value: float | None
+    look: int
+    score: float
 
 
-def wanted_excess(num_inputs: int, num_clients: int = 1) -> float:
-    """Return the excess that accuses a group of so many clients.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The suspects, and what forgetting them would do.
 
-    >>> wanted_excess(1), round(wanted_excess(100, 2), 2)
-    (5.0, 4.4)
+    Attributes:
+        steps: The suspects, in the order in which they were found.
+        fall: Fall of the unwanted answers' odds without all suspects, beyond that of
+            right answers; None if there is no suspect.
+        wanted: Fall that accuses them.
     """
-    one = LEAST_EXCESS + ONE_INPUT / math.sqrt(num_inputs)
-    return one * (1 + PER_CLIENT * (num_clients - 1))
+
+    steps: tuple[Step, ...]
+    fall: float | None
+    wanted: float
+
+    @property
+    def culprits(self) -> tuple[ClientId, ...]:
+        """The accused; nobody if nobody stands out."""
+        if self.fall is None or self.fall < self.wanted:
+            return ()
+        return tuple(step.client for step in self.steps)
 
 
-def first_look(
+def threshold(parts: tuple[float, float], num_inputs: int) -> float:
+    """Return a threshold that is higher for few inputs.
+
+    >>> threshold(FIRST, 1), threshold(FIRST, 100)
+    (5.0, 2.3)
+    """
+    return parts[0] + parts[1] / math.sqrt(num_inputs)
+
+
+def look(
     leave: LeaveOut, evidence: Evidence, gone: Sequence[ClientId], tell: Tell
-) -> tuple[dict[ClientId, Odds], tuple[ClientId, ...]]:
-    """Return how far the odds fall without each client, and who was computed exactly.
-
-    All clients are ranked on shared bases; the first of them are computed again, each
-    on its own.
+) -> dict[ClientId, Odds]:
+    """Return how far the odds fall without a part of what each client added.
 
     Args:
         leave: Models without clients.
         evidence: The unwanted answers.
-        gone: Clients that every model lacks.
+        gone: Suspects: the look starts half way to the model without them.
         tell: Told how far it is.
     """
-    now = evidence.odds(leave.ledger.final)
+    final = leave.ledger.final
+    start = PART * (leave.exact(gone).params.flat - final.params.flat)
+    now = evidence.odds(leave.moved(start))
     total = len(leave.clients) - len(gone)
-    few = total <= SHORT_LIST
     drops: dict[ClientId, Odds] = {}
-    for name, model in leave.each(gone, exact=few):
-        drops[name] = now.fell_to(evidence.odds(model))
-        tell(f"without {len(gone) + 1} clients", len(drops), total)
-    if few or not leave.shares_basis:
-        return drops, tuple(drops)
-    exact = ranked(drops)[:SHORT_LIST]
-    for name in exact:
-        model = leave.exact((*gone, name))
-        drops[name] = now.fell_to(evidence.odds(model))
-    return drops, exact
+    for name in leave.clients:
+        if name not in gone:
+            model = leave.moved(start + PART * leave.added(name))
+            drops[name] = now.fell_to(evidence.odds(model))
+            tell(f"looking beside {len(gone)} suspects", len(drops), total)
+    return drops
 
 
-def ranked(drops: dict[ClientId, Odds]) -> tuple[ClientId, ...]:
-    """Return clients from the most to the least suspected."""
-    return tuple(sorted(drops, key=lambda name: (-drops[name].bad.mean(), name)))
+def ranked(
+    evidence: Evidence, drops: Mapping[ClientId, Odds]
+) -> list[tuple[ClientId, float]]:
+    """Return clients with their scores, from the most to the least suspected."""
+    scores = {n: float(evidence.excess(own).mean()) for n, own in drops.items()}
+    return sorted(scores.items(), key=lambda one: (-one[1], one[0]))
 
 
 def search(
-    leave: LeaveOut, evidence: Evidence, first: dict[ClientId, Odds], tell: Tell
-) -> tuple[Step, ...]:
-    """Return the clients that the search removed, in order.
+    leave: LeaveOut,
+    evidence: Evidence,
+    first: Mapping[ClientId, Odds],
+    chances: Mapping[ClientId, float | None],
+    tell: Tell,
+) -> Search:
+    """Return the suspects, and what forgetting them would do.
 
     Args:
         leave: Models without clients.
         evidence: The unwanted answers.
-        first: How far the odds fall without each client.
+        first: How far the odds fall in the first look.
+        chances: Chance by permutation of each client's score.
         tell: Told how far it is.
     """
-    # Without clean inputs, a model that falls apart looks like one that forgets.
-    most = min(LARGEST_GROUP, (len(leave.clients) - 1) // 2)
-    most = max(1, most) if evidence.compares else 1
-    steps: list[Step] = []
-    drops = first
-    while True:
-        steps.append(_step(leave, evidence, drops))
-        found = len(culprits(steps, evidence))
-        wanted = wanted_excess(len(evidence.answers), len(steps))
-        if len(steps) >= most or 0 < found < len(steps):
-            return tuple(steps)
-        if not found and steps[-1].excess < _HOPELESS * wanted:
-            return tuple(steps)
-        gone = [step.client for step in steps]
-        drops, _ = first_look(leave, evidence, gone, tell)
-
-
-def culprits(steps: Sequence[Step], evidence: Evidence) -> tuple[ClientId, ...]:
-    """Return the accused of a search; nobody if nobody stands out.
-
-    The shortest beginning of the search that has the wanted excess is accused, and then
-    everybody whose removal adds as much as a single culprit must.
-    """
-    num_inputs = len(evidence.answers)
-    one = wanted_excess(num_inputs)
-    accused = 0
-    for count, step in enumerate(steps, 1):
-        if not accused:
-            unlikely = step.p_value is None or step.p_value <= SIGNIFICANT
-            enough = step.excess >= wanted_excess(num_inputs, count)
-            # A client that made it no worse has no part in it.
-            added = step.excess - (steps[count - 2].excess if count > 1 else 0.0)
-            if enough and unlikely and added >= SAME_KIND * step.excess:
-                accused = count
-            continue
-        before = steps[count - 2].excess
-        if step.excess - before < max(one, SAME_KIND * before):
+    number = len(evidence.answers)
+    wanted = threshold(FORGOTTEN, number)
+    name, top = ranked(evidence, first)[0]
+    chance = chances[name]
+    unlikely = chance is None or chance <= SIGNIFICANT
+    if top < threshold(FIRST, number) or not unlikely:
+        return Search((), None, wanted)
+    steps = [Step(name, 1, top)]
+    least = max(LEAST, threshold(NEXT, number) * top)
+    drops = dict(first)
+    # Without right answers nobody knows how far honest clients reach.
+    for count in range(1, MOST_LOOKS + 1 if evidence.compares else 1):
+        known = {step.client for step in steps}
+        new = [
+            Step(name, count, score)
+            for name, score in ranked(evidence, drops)
+            if name not in known
+            and score >= least
+            and score >= STANDARD_ERRORS * evidence.error(drops[name])
+        ]
+        steps += new
+        if (count > 1 and not new) or 2 * len(steps) > len(leave.clients):
             break
-        accused = count
-    return tuple(step.client for step in steps[:accused])
-
-
-def _step(leave: LeaveOut, evidence: Evidence, drops: dict[ClientId, Odds]) -> Step:
-    name = ranked(drops)[0]
-    rng = stream(int.from_bytes(leave.ledger.chain), "permutations of a group")
-    chance = p_values(evidence, {name: drops[name]}, rng)[name]
-    excess = float(np.mean(evidence.excess(drops[name])))
-    return Step(name, drops[name], excess, chance)
+        if count < MOST_LOOKS:
+            drops = look(leave, evidence, [step.client for step in steps], tell)
+    if 2 * len(steps) > len(leave.clients):
+        return Search(tuple(steps), None, wanted)
+    gone = leave.exact([step.client for step in steps])
+    fell = evidence.odds(leave.ledger.final).fell_to(evidence.odds(gone))
+    return Search(tuple(steps), float(evidence.excess(fell).mean()), wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -13,20 +13,14 @@ from fastfedul.federation.aggregation import MEAN
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.ledger.store.streaming import one_thread_per_caller
 from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.shared_basis import SharedBasis
+from fastfedul.methods.fast_fedul.tracing import leaving
+from fastfedul.methods.fast_fedul.undamped import undamped
 from fastfedul.methods.protocol import UnlearnRequest, coverage_of
 from fastfedul.params import Flat, Params
 from fastfedul.records import ClientId, Model
 
 _METHOD = FastFedUL(minimum_coverage=0.0)
 """The default method. A score of a client with few kept updates is still a score."""
-
-NUM_BASES = 4
-"""Groups of clients that share a basis each, which has no update of the group.
-
-One basis from the updates of all clients loses the attacker: its own mark passes for a
-difference between clients, and forgetting holds it back.
-"""
 
 _MANY_VALUES = 2_000_000
 
@@ -36,7 +30,7 @@ LITTLE_KEPT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LeaveOut:
-    """Cleaned models of one ledger, exact or on a shared basis.
+    """Cleaned models of one ledger.
 
     Attributes:
         ledger: The ledger.
@@ -68,11 +62,6 @@ class LeaveOut:
             )
         return cls(ledger, active)
 
-    @property
-    def shares_basis(self) -> bool:
-        """Whether one basis can serve all clients: the server took weighted means."""
-        return self.ledger.settings.aggregation == MEAN
-
     def calmly(self) -> AbstractContextManager[object]:
         """Keep linear algebra to one thread while the model is small.
 
@@ -92,30 +81,36 @@ class LeaveOut:
         found = _METHOD(UnlearnRequest(self.ledger, frozenset(clients)))
         return found.model(self.ledger.final)
 
-    def each(
-        self, gone: Sequence[ClientId] = (), *, exact: bool = False
-    ) -> Iterator[tuple[ClientId, Model]]:
-        """Yield every other client with the model that lacks this client, too.
+    def added(self, client: ClientId) -> Flat:
+        """Return the difference without a client if nobody had reacted to it.
 
-        Args:
-            gone: Clients that every model lacks.
-            exact: Whether each model gets its own basis, as `fastfedul forget` has.
+        In a ledger of medians or choosing rules only forgetting tells the difference.
 
         Raises:
             UnlearnRefusedError: If the ledger does not hold the answer.
         """
-        others = [name for name in self.clients if name not in gone]
-        if exact or not self.shares_basis:
-            for name in others:
-                yield name, self.exact((*gone, name))
-            return
-        for first in range(NUM_BASES):
-            some = others[first::NUM_BASES]
-            if not some:
-                continue
-            basis = SharedBasis.of(self.ledger, frozenset((*gone, *some)))
-            for name in some:
-                yield name, self._moved(basis.difference(frozenset((*gone, name))))
+        ledger = self.ledger
+        if ledger.settings.aggregation != MEAN:
+            found: Flat = self.exact([client]).params.flat - ledger.final.params.flat
+            return found
+        rounds = ledger.rounds()
+        own = leaving(ledger, frozenset({client}), rounds)
+        return undamped(ledger, own, rounds, 1).difference
+
+    def moved(self, difference: Flat) -> Model:
+        """Return the current model with a difference added.
+
+        Raises:
+            UnlearnRefusedError: If a value would be infinite or undefined.
+        """
+        final = self.ledger.final
+        flat = final.params.flat + difference
+        if not np.isfinite(flat).all():
+            raise UnlearnRefusedError(
+                "a model without one of the clients would be infinite or undefined; "
+                "the history does not say enough, so retrain"
+            )
+        return Model(Params(final.params.layout, flat), final.buffers)
 
     def coverages(self) -> dict[ClientId, float]:
         """Return by client the kept part of its share in the model, 0 to 1."""
@@ -129,13 +124,3 @@ class LeaveOut:
             raise LedgerError(
                 "the ledger changed while its clients were compared; do it again"
             )
-
-    def _moved(self, difference: Flat) -> Model:
-        final = self.ledger.final
-        flat = final.params.flat + difference
-        if not np.isfinite(flat).all():
-            raise UnlearnRefusedError(
-                "a model without one of the clients would be infinite or undefined; "
-                "the history does not say enough, so retrain"
-            )
-        return Model(Params(final.params.layout, flat), final.buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,15 +75,30 @@ class Evidence:
     def excess(self, drop: Odds) -> Floats:
         """Return how much more each unwanted answer lost than clean ones of its class.
 
-        Without clean inputs of all the classes this is the loss itself.
+        If clean answers gain, this is the loss itself: a client that works against a
+        class does not teach it. Without clean inputs of all the classes, too.
         """
         if not self.compares:
             return drop.bad
         usual = np.empty(len(self.answers))
         for answer in np.unique(self.answers):
             clean = drop.clean[self.clean_answers == answer]
-            usual[self.answers == answer] = clean.mean()
+            usual[self.answers == answer] = max(0.0, clean.mean())
         return drop.bad - usual
+
+    def error(self, drop: Odds) -> float:
+        """Return the standard error of a mean excess, by the scatter of clean answers.
+
+        0 without clean inputs of all the classes.
+        """
+        if not self.compares:
+            return 0.0
+        total = math.fsum(
+            np.count_nonzero(self.answers == answer)
+            * float(drop.clean[self.clean_answers == answer].var())
+            for answer in np.unique(self.answers)
+        )
+        return math.sqrt(total) / len(self.answers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +141,7 @@ def p_values(
             chosen = rng.permutation(size)[:many]
             taken = pool[:, chosen].sum(axis=1)
             others = (pool.sum(axis=1) - taken) / (size - many)
-            largest[turn] += taken - many * others
+            largest[turn] += taken - many * np.maximum(0.0, others)
     most = largest.max(axis=1) / len(evidence.answers)
     # Rounding must not tell an arrangement from itself.
     reached = most[:, None] >= observed - 1e-9

@@ -13,14 +13,14 @@ from fastfedul.data.npz import UNWANTED
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import GradientTrainer, Labels
 from fastfedul.investigate.culprits import (
+    FIRST,
     SIGNIFICANT,
-    Step,
+    Search,
     Tell,
-    culprits,
-    first_look,
+    look,
     ranked,
     search,
-    wanted_excess,
+    threshold,
 )
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import backdoor_of, evidence_of
@@ -42,26 +42,21 @@ class Suspect:
 
     Attributes:
         client: Name of the client.
-        score: How far the log odds of the unwanted answers fall without the client, in
-            nats, mean over the inputs.
-        excess: The same beyond the fall of clean answers of the same class; None
-            without clean inputs.
+        score: How far the log odds of the unwanted answers fall without half of what
+            the client added, in nats, mean over the inputs, beyond the fall of clean
+            answers of the same class.
         p_value: Chance that clean inputs would accuse some client as much; None
             without clean inputs.
         gap: Score minus the score of the next client.
         trajectory: Trajectory score; None if it cannot be had.
-        exact: Whether the model without the client is the one that `fastfedul forget`
-            makes, and not on a shared basis.
         coverage: Kept part of the client's share in the model.
     """
 
     client: ClientId
     score: float
-    excess: float | None
     p_value: float | None
     gap: float
     trajectory: float | None
-    exact: bool
     coverage: float
 
 
@@ -86,8 +81,7 @@ class Trace:
 
     Attributes:
         clients: All clients, from the most to the least suspected.
-        culprits: Clients that stand out, in the order of the search; often nobody.
-        steps: Clients that the search removed, one on top of the other.
+        search: Suspects of the search, accused or not.
         examples: The bad inputs.
         answers: The unwanted answer of each.
         answered: Answers of the current model, then of models without the first
@@ -97,13 +91,17 @@ class Trace:
     """
 
     clients: tuple[Suspect, ...]
-    culprits: tuple[ClientId, ...]
-    steps: tuple[Step, ...]
+    search: Search
     examples: Images
     answers: Labels
     answered: tuple[Answered, ...]
     num_clean: int
     notes: tuple[str, ...]
+
+    @property
+    def culprits(self) -> tuple[ClientId, ...]:
+        """Clients that stand out, in the order of the search; often nobody."""
+        return self.search.culprits
 
     @property
     def verdict(self) -> str:
@@ -198,39 +196,27 @@ def trace_with(
     """Return whom answers come from, given the models without clients."""
     held, num_given, notes = leave.ledger, len(bad.examples), bad.notes
     evidence, bad = evidence_of(held, bad, clean)
-    drops, exact = first_look(leave, evidence, (), say)
-    steps = search(leave, evidence, drops, say)
+    drops = look(leave, evidence, (), say)
     chances = p_values(
         evidence, drops, stream(int.from_bytes(held.chain), "permutations")
     )
+    found = search(leave, evidence, drops, chances, say)
     paths = _trajectories(held, bad, evidence)
     kept = leave.coverages()
-    order = ranked(drops)
-    scores = [float(drops[name].bad.mean()) for name in order]
-    gaps = [*(-np.diff(scores)).tolist(), 0.0]
+    order = ranked(evidence, drops)
+    gaps = [*(-np.diff([score for _, score in order])).tolist(), 0.0]
     suspects = tuple(
-        Suspect(
-            name,
-            score,
-            float(evidence.excess(drops[name]).mean()) if evidence.compares else None,
-            chances[name],
-            gap,
-            paths.get(name),
-            name in exact,
-            kept[name],
-        )
-        for name, score, gap in zip(order, scores, gaps, strict=True)
+        Suspect(name, score, chances[name], gap, paths.get(name), kept[name])
+        for (name, score), gap in zip(order, gaps, strict=True)
     )
-    accused = culprits(steps, evidence)
-    groups = [(), *((name,) for name in order[:2])]
-    if len(accused) > 1:
-        groups.append(accused)
+    groups = [(), *((name,) for name, _ in order[:2])]
+    if len(found.steps) > 1:
+        groups.append(tuple(step.client for step in found.steps))
     answered = tuple(_answered(leave, evidence, group) for group in groups)
     leave.require_unchanged()
     return Trace(
         suspects,
-        accused,
-        steps,
+        found,
         bad.examples,
         evidence.answers,
         answered,
@@ -238,7 +224,7 @@ def trace_with(
         (
             *notes,
             *_used(len(bad.examples), num_given),
-            *_notes(evidence, suspects, held, accused),
+            *_notes(evidence, suspects, held, found),
         ),
     )
 
@@ -274,7 +260,7 @@ def _notes(
     evidence: Evidence,
     suspects: Sequence[Suspect],
     ledger: Ledger,
-    accused: Sequence[ClientId],
+    found: Search,
 ) -> tuple[str, ...]:
     notes = []
     if not evidence.compares:
@@ -282,12 +268,22 @@ def _notes(
             "there is no clean input for every unwanted answer, so there is no p-value "
             "and no search for groups; give some as --reference FILE.npz"
         )
-    wanted = wanted_excess(len(evidence.answers))
-    if evidence.compares and not accused:
+    if not found.steps:
+        wanted = threshold(FIRST, len(evidence.answers))
         notes.append(
-            f"a client stands out from an excess of {wanted:.2f} nats on, with a "
-            f"p-value of at most {SIGNIFICANT}; the first client has "
-            f"{suspects[0].excess:.2f}"
+            f"a client stands out from a score of {wanted:.2f} nats on, with a p-value "
+            f"of at most {SIGNIFICANT}; the first client has {suspects[0].score:.2f}"
+        )
+    elif found.fall is None:
+        notes.append(
+            f"{len(found.steps)} of {len(suspects)} clients are suspects; they are too "
+            "many to tell culprits from others"
+        )
+    elif not found.culprits:
+        notes.append(
+            f"without the {len(found.steps)} suspects the odds of the unwanted answers "
+            f"fall by {found.fall:.2f} nats more than right answers, and by less than "
+            f"the {found.wanted:.2f} that accuse them"
         )
     unsure = [own.client for own in suspects if own.coverage < LITTLE_KEPT]
     if unsure:
