@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError
+<<<<<<< HEAD
 from paper import audits, missing, server_rules
+=======
+from paper import buffers, server_rules
+>>>>>>> 9152e82 (A command measures forgetting with batch norm, with and without the others' buffers)
 from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of
@@ -63,6 +67,7 @@ def write_pages(results: Path, out: Path) -> Iterator[Path]:
     yield from write_short(store, out / "README.md")
     yield from write_page(results / "board.jsonl", out)
     yield from server_rules.write_page(results / "server-rules.jsonl", out)
+    yield from buffers.write_page(results / "buffers.jsonl", out)
     yield from tracing_page.write_page(results, out)
     yield from audits.write_page(results / "audit.jsonl", out)
 

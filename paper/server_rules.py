@@ -11,11 +11,11 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastfedul.errors import FastFedULError
 from fastfedul.files import write_whole
@@ -150,13 +150,32 @@ def read_results(path: Path) -> list[Line]:
     return found
 
 
-def run_missing(cases: Sequence[Case], path: Path) -> Iterator[Line]:
-    """Do the cases that the results do not have; yield each line once it is stored."""
+class AnyCase(Protocol):
+    """A case of some results."""
+
+    @property
+    def key(self) -> str:
+        """Name of the case in the results."""
+
+
+C = TypeVar("C", bound=AnyCase)
+
+
+def run_missing(
+    cases: Sequence[C], path: Path, measure: Callable[[C, Path], Line]
+) -> Iterator[Line]:
+    """Do the cases that the results do not have; yield each line once it is stored.
+
+    Args:
+        cases: All cases.
+        path: File of the results.
+        measure: Returns the result of a case; its run goes into a folder.
+    """
     for case in cases:
         lines = read_results(path)
         if case.key in {line["key"] for line in lines}:
             continue
-        with tempfile.TemporaryDirectory(prefix="server-rules-") as folder:
+        with tempfile.TemporaryDirectory(prefix="paper-") as folder:
             found = measure(case, Path(folder) / "run")
         every = sorted([*read_results(path), found], key=lambda line: line["key"])
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in every)
@@ -305,7 +324,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(path)
             return 0
         cases = all_cases([asked.data] if asked.data else tuple(DATA))
-        for number, line in enumerate(run_missing(cases, asked.results), 1):
+        for number, line in enumerate(run_missing(cases, asked.results, measure), 1):
             print(line["key"], json.dumps(line["main"]), json.dumps(line["backdoor"]))
             sys.stdout.flush()
             if asked.limit is not None and number >= asked.limit:

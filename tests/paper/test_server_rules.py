@@ -51,9 +51,7 @@ def test_the_page_has_mean_and_worst_gaps_and_compares_with_fedavg() -> None:
     ]
 
 
-def test_what_is_there_is_not_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_is_not_done_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     done: list[str] = []
 
@@ -62,16 +60,15 @@ def test_what_is_there_is_not_done_again(
         done.append(case.key)
         return {"key": case.key}
 
-    monkeypatch.setattr(server_rules, "measure", measured)
     cases = all_cases(["digits"])[:3]
-    next(run_missing(cases, path))
-    assert [*run_missing(cases, path)]
+    next(run_missing(cases, path, measured))
+    assert [*run_missing(cases, path, measured)]
     assert done == [case.key for case in cases]
     stored = [json.loads(text)["key"] for text in path.read_text().splitlines()]
     assert stored == sorted(done)
     path.write_text("{}\n")
     with pytest.raises(FastFedULError, match="line 1: cannot be read"):
-        [*run_missing(cases, path)]
+        [*run_missing(cases, path, measured)]
 
 
 @pytest.mark.slow
