@@ -10,11 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError
-<<<<<<< HEAD
-from paper import audits, missing, server_rules
-=======
-from paper import buffers, server_rules
->>>>>>> 9152e82 (A command measures forgetting with batch norm, with and without the others' buffers)
+from paper import audits, buffers, missing, server_rules
 from paper.board.page import write_page
 from paper.cells import CellStore
 from paper.experiments import lines_of

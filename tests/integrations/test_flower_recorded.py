@@ -104,6 +104,9 @@ def test_what_start_returns_is_the_ledgers_model(scenarios: Scenarios) -> None:
         for name, array in {**final.params.exported(), **final.buffers}.items():
             np.testing.assert_array_equal(returned[name], array)
         assert int(final.buffers["norm.num_batches_tracked"]) == 16
+        sent = ledger.last_buffers()
+        assert set(sent) == {update.client for update in ledger.updates_in(3)}
+        assert all(own.keys() == set(BUFFERS) for own in sent.values())
     assert found["order"] == [BUFFERS[0], "w", BUFFERS[1], "b"]
 
 

@@ -66,11 +66,9 @@ def test_a_page_is_what_its_cells_give(name: str, scale: Scale, made: Path) -> N
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", ["board", "server-rules", "tracing", "audit"])
-=======
-@pytest.mark.parametrize("name", ["board", "buffers", "server-rules", "tracing"])
->>>>>>> 9152e82 (A command measures forgetting with batch norm, with and without the others' buffers)
+@pytest.mark.parametrize(
+    "name", ["board", "buffers", "server-rules", "tracing", "audit"]
+)
 def test_the_board_is_what_its_runs_give(name: str, made: Path) -> None:
     given = (made / f"{name}.md").read_text("utf-8")
     assert (PAGES / f"{name}.md").read_text("utf-8") == given

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import (
     DifferentialPrivacyFixedClippingBase,
 )
 from flwr.supercore.differential_privacy import compute_stdv
+from flwr.supercore.privacy_accounting import GaussianPrivacyEvent
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.replies import CheckedReply, RoundDiscardedError
@@ -26,7 +27,7 @@ from fastfedul.integrations.flower.arrays import IsBuffer, decoded
 from fastfedul.integrations.flower.errors import StrategyRefusedError
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.params import Flat, Layout, Params
-from fastfedul.records import CentralPrivacy, Model, Round
+from fastfedul.records import CentralPrivacy, Model, Round, RoundEntry
 
 Wrapper = DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase
 
@@ -128,12 +129,20 @@ class PrivateAggregation:
         self._norm = wrapper.clipping_norm
 
     def resume(self, ledger: LedgerReader) -> None:
-        """Go on with the clipping norm after the last recorded round."""
+        """Go on with the clipping norm and the accounting of the recorded rounds."""
         rounds = ledger.rounds()
         last = rounds[-1].privacy if rounds else None
         adaptive = isinstance(self._wrapper, DifferentialPrivacyAdaptiveBase)
         if last is not None and adaptive:
             self._wrapper.clipping_norm = last.next_clipping_norm
+        accountant = getattr(self._wrapper, "accountant", None)
+        if accountant is None:
+            return
+        # A new accountant knows nothing of the rounds before this process; one that was
+        # restored with `load_state_dict` may know all of them.
+        for round_ in rounds[accountant.num_releases :]:
+            if round_.privacy is not None and round_.num_updates:
+                accountant.compose(_event(round_, accountant.config.population_size))
 
     def begin(self) -> None:
         """Note the clipping norm of the round that begins."""
@@ -186,6 +195,22 @@ class PrivateAggregation:
             next_clipping_norm=float(wrapper.clipping_norm),
         )
         return replace(round_, noise=Params(layout, noise), privacy=privacy)
+
+
+def _event(round_: RoundEntry, population_size: int) -> GaussianPrivacyEvent:
+    """Return what a recorded round costs, as Flower's accountants count it.
+
+    Once a client was erased the round has fewer participants, so the multiplier comes
+    out smaller than it was and the epsilon larger.
+    """
+    assert round_.privacy is not None
+    return GaussianPrivacyEvent(
+        noise_multiplier=round_.privacy.noise_stdev
+        * round_.num_updates
+        / round_.privacy.clipping_norm,
+        sample_size=min(round_.num_updates, population_size),
+        population_size=population_size,
+    )
 
 
 def _flat(record: ArrayRecord, layout: Layout) -> Flat:
