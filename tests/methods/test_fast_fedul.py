@@ -397,3 +397,14 @@ def test_a_vector_named_twice_counts_twice() -> None:
     ledger = ledger_of({"a": (1.0, (1, 2))})
     twice = ledger.combine([VectorRef(0, "a")] * 2, [[1, 2]])
     np.testing.assert_array_equal(twice.sums, [[3, 6]])
+
+
+def test_a_choosing_server_is_named_in_the_warnings() -> None:
+    for aggregation, wanted in (("krum:0", True), ("median", False)):
+        ledger = MemoryLedger.create(Model(params(0, 0)), aggregation=aggregation)
+        updates = tuple(
+            ClientUpdate(name, 1 / 4, params(i, 1)) for i, name in enumerate("abcd")
+        )
+        ledger.append(Round(0, updates))
+        warned = [w for w in without(ledger, "a").warnings if "chose among" in w]
+        assert bool(warned) == wanted

@@ -50,6 +50,7 @@ from fastfedul.methods.protocol import (
     Needs,
     UnlearnRequest,
     coverage_of,
+    rule_of,
 )
 from fastfedul.params import Params
 from fastfedul.records import RoundEntry
@@ -155,8 +156,20 @@ class FastFedUL:
             reaction=found.reaction,
             seconds=time.perf_counter() - started,
             bytes_read=ledger.bytes_read + final.params.flat.nbytes,
-            warnings=(*warnings, *found.notes),
+            warnings=(*warnings, *found.notes, *_about_choosing(ledger)),
         )
+
+
+def _about_choosing(ledger: Ledger) -> tuple[str, ...]:
+    """Return the sentence about a server that chooses among the updates, if it does."""
+    rule = rule_of(ledger)
+    if rule is None or rule.choose is None:
+        return ()
+    return (
+        f"the server chose among the updates ({ledger.settings.aggregation}); the "
+        "replay puts other clients' updates in place of the chosen ones, and on skewed "
+        "data this has broken the model: measure the cleaned model before you use it",
+    )
 
 
 def _lipschitz(ledger: Ledger, rounds: Sequence[RoundEntry]) -> float | None:
