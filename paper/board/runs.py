@@ -9,7 +9,7 @@ experiments, a pilot and development.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from fastfedul.errors import InvalidInputError
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
+from paper.drawn_runs import SEEDS_EACH, DrawnRun
 from paper.settings import Setting, oct_data, setting_of
 
 DIGITS, DIAMONDS, MNIST, CIFAR10, SCANS = (
@@ -30,7 +31,6 @@ SMALL = (DIGITS, DIAMONDS)
 LARGE = (MNIST, CIFAR10, SCANS)
 DATA = (*SMALL, *LARGE)
 FIRST_SEED = 4000
-SEEDS_EACH = 10
 """Seeds of a run, of which it takes the first whose split lets everybody attack."""
 
 DEVELOPMENT_SEEDS = range(100, 140)
@@ -139,7 +139,7 @@ _DIAMONDS = Setting(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(DrawnRun):
     """One run of the list.
 
     Attributes:
@@ -167,21 +167,6 @@ class Run:
     network: str
     rivals: bool
     seed: int
-
-    @property
-    def key(self) -> str:
-        """The name of the run, which sorts by data set and place in the list."""
-        return f"{self.data}-{self.number:03d}"
-
-    @property
-    def seeds(self) -> range:
-        """The seeds of the run, in the order in which they are tried."""
-        return range(self.seed, self.seed + SEEDS_EACH)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """All fields, as JSON values."""
-        return asdict(self)
 
 
 def all_runs() -> tuple[Run, ...]:

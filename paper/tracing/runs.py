@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fastfedul.rng import stream
 from fastfedul.runs.config import RunConfig
+from paper.drawn_runs import SEEDS_EACH, DrawnRun
 from paper.settings import setting_of
 
 DIGITS, MNIST, CIFAR10 = "digits", "mnist", "cifar10"
 COUNTS = {DIGITS: 96, MNIST: 12, CIFAR10: 6}
 FIRST_SEED = 21_000
-SEEDS_EACH = 10
 HONEST, RARE = "none", "rare class"
 
 PLAIN, BOUNDED, SCALED, SOMETIMES, SPREAD = (
@@ -56,7 +56,7 @@ _Level = TypeVar("_Level")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(DrawnRun):
     """One run of the list.
 
     Attributes:
@@ -81,21 +81,6 @@ class Run:
     keep: str
     behaviour: str
     seed: int
-
-    @property
-    def key(self) -> str:
-        """The name of the run, which sorts by data set and place in the list."""
-        return f"{self.data}-{self.number:03d}"
-
-    @property
-    def seeds(self) -> range:
-        """The seeds of the run, in the order in which they are tried."""
-        return range(self.seed, self.seed + SEEDS_EACH)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """All fields, as JSON values."""
-        return asdict(self)
 
 
 def all_runs() -> tuple[Run, ...]:
