@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastfedul.cli.compare import check_page
 from fastfedul.cli.evaluate import show_proportion
-from fastfedul.cli.investigation import PageFile, name_page, warn_of
+from fastfedul.cli.investigation import PageFile, look_into, name_page, warn_of
 from fastfedul.cli.method_options import chosen_method, method_options
 from fastfedul.cli.options import with_options
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_json,
     print_table,
     show_name,
-    task_progress,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 
@@ -73,26 +70,24 @@ def audit_client(
     Example: `fastfedul audit my-run client-0 --budget 30 --out audit.html`
     """
     from fastfedul.investigate.audit.auditing import audit
+    from fastfedul.report.audit_page import render_audit
 
-    check_page(run, out_file)
-    with (
-        telling_how_to_go_on(lambda: f"stopped; to go on: {this_command()}"),
-        task_progress("reading the run", lines=True) as say,
-    ):
-        found = audit(
+    with telling_how_to_go_on(lambda: f"stopped; to go on: {this_command()}"):
+        found = look_into(
             run,
-            client,
-            [chosen_method(options)],
-            shadows=shadows,
-            budget=budget,
-            work=work,
-            say=say,
+            out_file,
+            lambda say: audit(
+                run,
+                client,
+                [chosen_method(options)],
+                shadows=shadows,
+                budget=budget,
+                work=work,
+                say=say,
+            ),
+            render_audit,
+            lines=True,
         )
-    if out_file is not None:
-        from fastfedul.report.audit_page import write_audit
-
-        with err().status("drawing the page"):
-            write_audit(out_file, run.name, found)
     if json:
         print_json(found.to_json())
     else:

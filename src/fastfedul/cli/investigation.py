@@ -24,6 +24,8 @@ def look_into(
     page: Path | None,
     look: Callable[[Say], Found],
     render: Callable[[str, Found], str],
+    *,
+    lines: bool = False,
 ) -> Found:
     """Return the findings about a run, and write their page if one is wanted.
 
@@ -32,9 +34,10 @@ def look_into(
         page: The file of the page; None for no page.
         look: Returns the findings, and says how far it is.
         render: Returns the page from the name of the run and the findings.
+        lines: Whether each task gets a line where there is no terminal.
     """
     check_page(path, page)
-    with task_progress("reading the ledger") as say:
+    with task_progress("reading the ledger", lines=lines) as say:
         found = look(say)
     if page is not None:
         from fastfedul.report.page import write_text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfedul.investigate.audit.findings import Audit, Row
@@ -17,7 +16,7 @@ from fastfedul.report.drawing import (
     label_percent,
     use_whole_numbers,
 )
-from fastfedul.report.page import environment, write_text
+from fastfedul.report.page import environment
 from fastfedul.report.wording import shorten
 from fastfedul.runs.afterwards import Point
 
@@ -49,16 +48,6 @@ def render_audit(name: str, found: Audit) -> str:
             relapse=_courses(found, checked, "relapse"),
         )
     )
-
-
-def write_audit(path: Path, name: str, found: Audit) -> None:
-    """Write the page to a file, whole or not at all.
-
-    Raises:
-        InvalidInputError: If the file cannot be written, or a package of the extra
-            `report` is missing.
-    """
-    write_text(path, render_audit(name, found))
 
 
 def draw_courses(
