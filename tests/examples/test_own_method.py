@@ -55,7 +55,8 @@ def test_it_is_listed_and_forgets(python: Path, tmp_path: Path) -> None:
     listed = json.loads(run(python, "methods", "--json"))["methods"]
     [entry] = [method for method in listed if method["name"] == "halfway"]
     assert entry["note"].startswith("Moves the model part of the way")
-    assert entry["settings"] == ["part"]
+    note = "Which part of the way, from 0 to 1."
+    assert entry["settings"] == [{"name": "part", "default": 0.5, "note": note}]
     start = Params.of({"w": np.zeros((4, 3), np.float32)})
     with DiskLedger.create(tmp_path / "ledger", Model(start)) as ledger:
         for index in range(3):
