@@ -148,7 +148,7 @@ def bring_up_to_date(
 
 
 def _remove_retrained(ledger: LedgerReader) -> None:
-    """Remove retrained models that a client helped to train who has gone since.
+    """Remove retrained models that a client helped to train before it left.
 
     Raises:
         FastFedULError: If a file cannot be removed.

@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file, its time stamp if there is one, and whom to believe.
+    """A file, its time stamp if there is one, and the trusted authority.
 
     Attributes:
         file: Bytes of the file.

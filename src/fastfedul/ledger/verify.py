@@ -439,4 +439,4 @@ def _request_problems(index: Index) -> Iterator[str]:
         for asked in cast(Any, entry.event.details.get("requests", ()))
     }
     for number, _ in sorted(applied ^ logged):
-        yield f"request {number}: the table and the log disagree on what became of it"
+        yield f"request {number}: the table and the log disagree on its outcome"

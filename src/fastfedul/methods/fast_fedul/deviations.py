@@ -379,7 +379,7 @@ def draw(
             kept = [u for u in here if u.kept]
             if len(kept) != num_kept[index]:
                 raise LedgerError(
-                    f"round {index} says that {num_kept[index]} updates of who stays "
+                    f"round {index} says that {num_kept[index]} updates of stayers "
                     f"are kept, and {len(kept)} are; verify the ledger"
                 )
             staying[index], updates[index] = here, []
