@@ -36,6 +36,18 @@ with LedgerReader(sys.argv[1]) as ledger:
 print(json.dumps({"seconds": seconds, "peak": peak()}))
 """
 
+_DIFFERENCE = """
+import json, sys
+from benchmarks.scale_forgetting import peak
+from fastfedul import Kronecker, LedgerReader
+from fastfedul.methods.fast_fedul.tracing import leaving
+with LedgerReader(sys.argv[1]) as ledger, ledger.snapshot():
+    rounds = ledger.rounds()
+    removal = leaving(ledger, frozenset(["client-0"]), rounds)
+    Kronecker().difference(ledger, removal, rounds)
+print(json.dumps({"peak": peak()}))
+"""
+
 _READ = """
 import json, sys
 from benchmarks.measuring import seconds_of
@@ -146,6 +158,7 @@ def forget_from(name: str, folder: Path, sizes: Sizes) -> Figures:
     read = run_apart(_READ, path, max(3, turns))
     again, plain = (median(column) for column in zip(*read["turns"], strict=True))
     needed = 4 * size * (2 * read["own"] + 3 * read["updates"])
+    difference = run_apart(_DIFFERENCE, path)
     erased = run_apart(_FORGET, path)
     shutil.rmtree(path)
     return {
@@ -154,6 +167,7 @@ def forget_from(name: str, folder: Path, sizes: Sizes) -> Figures:
         f"algebra_seconds_{name}": total - again,
         f"forget_seconds_{name}": total,
         f"erase_seconds_{name}": erased["seconds"],
+        f"peak_of_difference_gb_{name}": difference["peak"] / 1e9,
         f"peak_gb_{name}": answer["peak"] / 1e9,
         f"peak_erasing_gb_{name}": erased["peak"] / 1e9,
     }
