@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +23,7 @@ from benchmarks.fault_writer import (
     Problems,
     initial,
     sent,
-    worker_command,
+    work_into,
 )
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, verify
 from fastfedul.ledger.protocol import vector
@@ -94,22 +94,43 @@ class Said:
         return median(times)
 
 
+_FORKING = get_context("forkserver")
+"""Workers are forks of a process that has imported everything: an attempt does not
+take the time to start Python."""
+
+_FORKING.set_forkserver_preload(["__main__", "benchmarks.fault_writer"])
+
+
 def run_worker(
-    command: Sequence[str], *, after: str = "", delay: float | None = None
+    kind: str,
+    path: Path,
+    seed: int,
+    rounds: int | None = None,
+    *,
+    after: str = "",
+    delay: float | None = None,
 ) -> Said:
     """Start a worker and kill it some time after a certain word, or let it finish."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = []
+    receiver, sender = _FORKING.Pipe(duplex=False)
+    process = _FORKING.Process(
+        target=work_into, args=(sender, kind, path, seed, rounds)
+    )
+    process.start()
+    sender.close()
+    lines = []
+    with os.fdopen(os.dup(receiver.fileno())) as output:
+        receiver.close()
         if delay is not None:
-            for line in process.stdout:
+            for line in output:
                 lines.append(line.strip())
                 if line.startswith(after):
                     break
             time.sleep(delay)
             process.kill()
-        lines += process.stdout.read().splitlines()
-        status = process.wait()
+        lines += output.read().splitlines()
+    process.join()
+    status = process.exitcode
+    process.close()
     return Said(tuple(lines), status not in (0, -signal.SIGKILL))
 
 
@@ -127,12 +148,11 @@ def kill_appends(folder: Path, wanted: int, seed: int, display: Progress) -> Kil
             shutil.rmtree(path, ignore_errors=True)
             DiskLedger.create(path, initial(KILL_SIZE)).close()
         if not reach:
-            said = run_worker(worker_command("append", path, seed, ROUNDS_AT_ONCE))
+            said = run_worker("append", path, seed, ROUNDS_AT_ONCE)
             reach = said.seconds("ready") + 3 * said.seconds("done")
         else:
             delay = float(rng.uniform(0, reach))
-            command = worker_command("append", path, seed, None)
-            said = run_worker(command, after="opening", delay=delay)
+            said = run_worker("append", path, seed, after="opening", delay=delay)
             tally.kills += said.interrupted
             tally.outside += not said.interrupted
         acknowledged = num_rounds + said.num_done
@@ -175,7 +195,14 @@ def inspect_append(
 def condition(ledger: DiskLedger) -> Iterator[str]:
     """Yield what is wrong with the files after the ledger was opened for writing."""
     names = {entry.name for entry in os.scandir(ledger.path)}
-    strange = names - {"arrays", "certificates", "index.sqlite", "lock", JOURNAL}
+    strange = names - {
+        "arrays",
+        "requests",
+        "certificates",
+        "index.sqlite",
+        "lock",
+        JOURNAL,
+    }
     strange -= {SET_ASIDE}
     if strange:
         yield f"{sorted(strange)} were left behind"
@@ -280,15 +307,14 @@ def kill_erasures(folder: Path, wanted: int, seed: int, display: Progress) -> Ki
             ledger.append(sent(seed, index))
     before = State.of(template)
     shutil.copytree(template, path)
-    said = run_worker(worker_command("erase", path, seed, 1))
+    said = run_worker("erase", path, seed, 1)
     after, reach = State.of(path), 1.3 * said.seconds("done")
     tally.problems += remains(template, path)
     while tally.kills < wanted and tally.outside <= 3 * wanted:
         shutil.rmtree(path)
         shutil.copytree(template, path)
-        command = worker_command("erase", path, seed, 1)
         delay = float(rng.uniform(0, reach))
-        said = run_worker(command, after="start", delay=delay)
+        said = run_worker("erase", path, seed, 1, after="start", delay=delay)
         tally.kills += said.interrupted
         tally.outside += not said.interrupted
         erased, problems = inspect_erasure(path, seed, before, after, said)

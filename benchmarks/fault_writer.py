@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from itertools import count, islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="stop after so many")
     arguments = parser.parse_args()
     work(arguments.kind, arguments.path, arguments.seed, arguments.rounds)
+
+
+def work_into(
+    output: Connection, kind: str, path: Path, seed: int, rounds: int | None
+) -> None:
+    """Write to a ledger in a process of its own, whose standard output is a pipe."""
+    os.dup2(output.fileno(), 1)
+    output.close()
+    work(kind, path, seed, rounds)
 
 
 def work(kind: str, path: Path, seed: int, rounds: int | None) -> None:
