@@ -406,9 +406,10 @@ class MemoryLedger:
         correction = np.zeros(self._settings.layout.size, np.float64)
         optimizer = self._settings.optimizer
         if optimizer is not None:
-            replayed = replayed_without(self, clients, forgotten_at)
-            correction += replayed.marks[0]
-            self._states |= replayed.states
+            difference, states = replayed_without(self, clients)
+            correction += difference
+            self._states = {index: states[index] for index in self._states}
+            self._final = replace(self._final, server=states[self.num_rounds])
         for rewritten in rounds:
             entry = rewritten.entry
             self._rounds[entry.index] = entry

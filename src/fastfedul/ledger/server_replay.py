@@ -7,12 +7,15 @@ needed. Forgettings set the state, and a ledger keeps every state that one has s
 Without some clients, a second server runs beside the first. Both get the means of the
 same rounds, the second server without these clients. Where a forgetting set the state
 of the first server, the state of the second moves by the same difference.
+
+An erasure sets all these states anew, from the rounds that stay alone: a state that a
+damped forgetting has set is made from the updates of the clients that left, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,6 +194,8 @@ class TwoServers:
         starts: Place of each round's first vector in the stack, and the end.
         stack: Every vector that the means are made of.
         given: States that forgettings set, by round.
+        anew: What the second server has in place of these states; None if its own
+            state moves as the first server's.
     """
 
     optimizer: ServerOptimizer
@@ -199,6 +204,7 @@ class TwoServers:
     starts: tuple[int, ...]
     stack: Stack
     given: Mapping[int, ServerState]
+    anew: Mapping[int, ServerState] | None = None
 
     @classmethod
     def of(cls, ledger: Ledger, means: Sequence[TwoMeans]) -> TwoServers:
@@ -242,6 +248,7 @@ class TwoServers:
         for one, rows in self._rows(start, stop):
             if one.index in self.given:
                 first, second = self._moved(one.index, columns, first, second)
+                apart = apart or second is not first
                 if ends is not None:
                     ends.passed[one.index] = (second.steps, second.vectors)
             apart = apart or one.differs
@@ -361,6 +368,10 @@ class TwoServers:
         """Return both states where a forgetting set the state of the first server."""
         given = self.given[index]
         own = given.vectors[:, columns]
+        if self.anew is not None:
+            anew = self.anew[index]
+            now = ServerState(given.steps, own)
+            return now, ServerState(anew.steps, anew.vectors[:, columns])
         vectors = second.vectors + (own - first.vectors)
         if not self.optimizer.is_linear:
             # A second moment is never negative.
@@ -372,15 +383,36 @@ class TwoServers:
 
 
 def replayed_without(
-    ledger: Ledger, clients: Sequence[ClientId], before: int
-) -> Replayed:
-    """Return how the rounds before one change when clients are erased from them."""
+    ledger: Ledger, clients: Sequence[ClientId]
+) -> tuple[Flat, dict[int, ServerState]]:
+    """Return how the server's steps change in all when clients are erased.
+
+    The states come second, by the number of the next round: those that forgettings
+    set, and the state now. Each follows from the rounds before it without the clients,
+    and without anybody who had been forgotten by then.
+    """
+    rounds, given = ledger.rounds(), ledger.server_states()
+    left = {
+        name: client.forgotten_at
+        for name, client in ledger.clients().items()
+        if client.forgotten_at is not None
+    }
+    anew = {}
+    for index in given:
+        gone = [name for name, at in left.items() if at <= index or name in clients]
+        means = _means_without(ledger, rounds[:index], gone)
+        servers = replace(TwoServers.of(ledger, means), given={})
+        anew[index] = servers.run().state
+    servers = TwoServers.of(ledger, _means_without(ledger, rounds, clients))
+    found = replace(servers, anew=anew).run()
+    return found.marks[0], {**anew, len(rounds): found.state}
+
+
+def _means_without(
+    ledger: Ledger, rounds: Sequence[RoundEntry], clients: Sequence[ClientId]
+) -> list[TwoMeans]:
     gone: dict[int, list[UpdateEntry]] = {}
     for client in sorted(set(clients)):
         for update in ledger.updates_of(client):
             gone.setdefault(update.round, []).append(update)
-    means = [
-        TwoMeans.erased(ledger, round_, gone.get(round_.index, ()))
-        for round_ in ledger.rounds()[:before]
-    ]
-    return TwoServers.of(ledger, means).run()
+    return [TwoMeans.erased(ledger, one, gone.get(one.index, ())) for one in rounds]

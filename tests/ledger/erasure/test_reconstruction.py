@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,18 @@ from fastfedul import (
     Params,
     Round,
     Scalar,
+    ServerOptimizer,
+    UnlearnRequest,
     forget,
 )
 from fastfedul.ledger.protocol import vector
-from fastfedul.records import VectorRef
+from fastfedul.records import ServerState, VectorRef
 from fastfedul.rng import stream
 
 Floats = npt.NDArray[np.float64]
 Policy = Literal["rounds", "sums", "optimal"]
 LEAVER = "leaver"
+WITHOUT_MINIMUM = FastFedUL(minimum_coverage=0)
 SCALAR = FastFedUL(skew=Scalar(0.07), minimum_coverage=0)
 
 
@@ -73,6 +76,7 @@ def recorded(
     others: int,
     *,
     steady: bool = False,
+    optimizer: ServerOptimizer | None = None,
 ) -> Truth:
     """Record rounds of random updates; unless steady, shares vary between rounds."""
     names = [f"c{i}" for i in range(others)] + [LEAVER]
@@ -81,7 +85,8 @@ def recorded(
     history: Literal["rounds", "sums"] = "sums" if policy == "sums" else "rounds"
     own: list[Floats] = []
     shares: list[float] = []
-    with DiskLedger.create(path, Model(start), history=history) as ledger:
+    options: Any = {"history": history, "optimizer": optimizer}
+    with DiskLedger.create(path, Model(start), **options) as ledger:
         for index in range(rounds):
             key = 0 if steady else index
             drawn = stream(seed, "shares", key).uniform(0.5, 2.0, len(names))
@@ -285,6 +290,8 @@ def span_of(path: Path) -> Floats:
         else:
             staying = [n for n, c in ledger.clients().items() if c.state == "active"]
             vectors += [ledger.own_difference(name) for name in staying]
+        states = [ledger.final.server, *ledger.server_states().values()]
+        vectors += [row for state in states if state for row in state.vectors]
         vectors += [vector(ledger, ref) for ref in refs]
     return np.array(vectors, np.float64)
 
@@ -296,7 +303,14 @@ def explained(span: Floats, wanted: Floats) -> Floats:
     return np.asarray(np.sum(inside**2, axis=1) / np.sum(wanted**2, axis=1))
 
 
-def gaps(folder: Path, policy: Policy, *, steady: bool) -> tuple[float, float, float]:
+def gaps(
+    folder: Path,
+    policy: Policy,
+    *,
+    steady: bool = False,
+    optimizer: ServerOptimizer | None = None,
+    method: FastFedUL = WITHOUT_MINIMUM,
+) -> tuple[float, float, float]:
     """Return the explained part before the erasure, and its excess afterwards.
 
     The excess is over the explained part of a stranger's updates. Its standard error
@@ -304,9 +318,18 @@ def gaps(folder: Path, policy: Policy, *, steady: bool) -> tuple[float, float, f
     """
     own, other, before = [], [], []
     for seed in range(3):
-        truth = recorded(folder / str(seed), policy, seed, 400, 4, 24, steady=steady)
+        truth = recorded(
+            folder / str(seed),
+            policy,
+            seed,
+            400,
+            4,
+            24,
+            steady=steady,
+            optimizer=optimizer,
+        )
         before.append(explained(span_of(truth.path), truth.updates))
-        erased(truth, FastFedUL(minimum_coverage=0))
+        erased(truth, method)
         span = span_of(truth.path)
         own.append(explained(span, truth.updates))
         other.append(explained(span, truth.strangers))
@@ -324,6 +347,57 @@ def test_no_linear_attack_can_do_better_than_for_a_stranger(
 ) -> None:
     before, excess, error = gaps(tmp_path, policy, steady=steady)
     assert before > found_before
+    assert abs(excess) < 4 * error
+
+
+def left_in(state: ServerState, path: Path, optimizer: ServerOptimizer) -> Floats:
+    """What a state has beyond the steps that the ledger still has, for momentum."""
+    beta = optimizer.settings["momentum"]
+    with LedgerReader(path) as ledger:
+        expected = np.zeros(ledger.settings.layout.size)
+        for index in range(ledger.num_rounds):
+            expected = beta * expected + vector(ledger, VectorRef(index))
+    return np.asarray(state.vectors[0] - expected)
+
+
+MOMENTUM = ServerOptimizer.make("momentum", lr=0.5, momentum=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["rounds", "optimal"])
+def test_a_server_state_tells_nothing_after_an_erasure_and_much_before(
+    policy: Policy, tmp_path: Path
+) -> None:
+    """Under a damped skew, and where a sample of the updates was kept."""
+    at_chance, restored = [], []
+    for seed in range(12):
+        path = tmp_path / str(seed)
+        truth = recorded(path, policy, seed, 48, 3, 40, optimizer=MOMENTUM)
+        with LedgerReader(path) as ledger:
+            set_by_method = SCALAR(UnlearnRequest(ledger, frozenset({LEAVER}))).server
+        erased(truth, SCALAR)
+        with LedgerReader(path) as ledger:
+            now, [given] = ledger.final.server, ledger.server_states().values()
+        assert now is not None
+        assert set_by_method is not None
+        np.testing.assert_array_equal(now.vectors, given.vectors)
+        for state, found in ((given, at_chance), (set_by_method, restored)):
+            rest = np.tile(left_in(state, path, MOMENTUM), (3, 1))
+            found.append(cosines(rest, truth.updates))
+    assert_chance(at_chance, 48)
+    with pytest.raises(AssertionError):
+        assert_chance(restored, 48)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["rounds", "optimal"])
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_no_linear_attack_on_states_can_do_better_than_for_a_stranger(
+    name: str, policy: Policy, tmp_path: Path
+) -> None:
+    optimizer = ServerOptimizer.make(name, lr=0.1)
+    before, excess, error = gaps(tmp_path, policy, optimizer=optimizer, method=SCALAR)
+    assert before > 0.9
     assert abs(excess) < 4 * error
 
 

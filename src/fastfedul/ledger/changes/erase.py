@@ -93,9 +93,8 @@ def _moved_by_steps(
     """Return how much further the steps lead without the clients; states follow."""
     if change.settings.optimizer is None:
         return correction_of(ledger, clients, before)
-    found = replayed_without(ledger, clients, before)
-    replace_states(change, found.states)
-    moved: Flat = found.marks[0]
+    moved, states = replayed_without(ledger, clients)
+    replace_states(change, states)
     return moved
 
 

@@ -33,10 +33,11 @@ def put_state(
 
 
 def replace_states(change: Transaction, states: Mapping[int, ServerState]) -> None:
-    """Replace states that earlier forgettings set, by the number of their round."""
-    for index, state in sorted(states.items()):
+    """Replace stored states, by the number of their round."""
+    given = {row.round: bool(row.given) for row in change.index.rows(StateRow)}
+    for index in sorted(given):
         _drop(change, index)
-        _add(change, state, index, given=True)
+        _add(change, states[index], index, given=given[index])
 
 
 def _add(change: Transaction, state: ServerState, index: int, *, given: bool) -> None:
