@@ -239,8 +239,6 @@ class ClientEntry:
         num_summed: Number of updates in the client's vectors, in a ledger of sums.
         mean_share: Mean of the client's shares; None without a round.
         mean_norm: Mean length of the client's updates; None if no length is known.
-        difference_off: Largest error of the client's sum, as a length, that erasures
-            of other clients may have caused.
         num_dropped: Number of the client's updates that gave way to the budget.
     """
 
@@ -252,7 +250,6 @@ class ClientEntry:
     num_summed: int = 0
     mean_share: float | None = None
     mean_norm: float | None = None
-    difference_off: float = 0.0
     num_dropped: int = 0
 
 

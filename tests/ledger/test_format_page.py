@@ -265,7 +265,7 @@ def test_a_reader_by_the_page_finds_what_the_library_finds(
         np.testing.assert_array_equal(final, reader.final.params.flat)
         first = page.model(page.ledger["file"], page.ledger["initial"])
         np.testing.assert_array_equal(first, reader.initial.params.flat)
-        assert (page.ledger["file"] == 1) == (history == "sums")
+        assert page.ledger["file"] != 1
         assert page.tables["adjustments"] == []
         names = {row["id"]: row["name"] for row in page.tables["clients"]}
         found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from fastfedul import (
     Params,
     Removal,
     Round,
-    UnlearnRefusedError,
     UnlearnRequest,
     forget,
 )
@@ -34,9 +33,8 @@ from fastfedul.methods.fast_fedul.columns import Forward, rows_of
 from fastfedul.methods.fast_fedul.deviations import Sink
 from fastfedul.methods.fast_fedul.marks import HeldMarks
 from fastfedul.methods.fast_fedul.tracing import leaving
-from fastfedul.params import Array, Flat, Layout, Slot, norm
+from fastfedul.params import Array, Flat, Layout, Slot
 from fastfedul.records import (
-    ClientEntry,
     Combination,
     RoundEntry,
     UpdateEntry,
@@ -343,40 +341,3 @@ def test_several_who_left_before_are_out_of_the_steps_of_all_rounds() -> None:
     mean = np.average(squares, weights=left)
     assert found is not None
     assert found.scale == pytest.approx((12 * LOCAL.pull / mean) ** 0.5, rel=1e-4)
-
-
-@dataclass(slots=True)
-class Told(LedgerView):
-    """A ledger of sums that says how far off each client's sum may be."""
-
-    off: float = 0.0
-
-    def clients(self) -> Mapping[str, ClientEntry]:
-        return {
-            name: replace(
-                entry, difference_off=self.off * norm(self.ledger.own_difference(name))
-            )
-            for name, entry in self.ledger.clients().items()
-        }
-
-
-def test_the_error_of_a_clients_own_sum_counts(tmp_path: Path) -> None:
-    start = Model(Params.zeros(SMALL))
-    with DiskLedger.create(tmp_path / "ledger", start, history="sums") as ledger:
-        for round_ in rounds_of(SMALL, 12, per_round=4, seed=3):
-            ledger.append(round_)
-        forget(ledger, ["c1"])
-        told = ledger.events()[-1].details["sums_off"]
-        assert isinstance(told, float)
-        assert told > 0.01
-
-        own = ledger.clients()["c0"].difference_off
-        assert 0 < own <= told * norm(ledger.own_difference("c0")) * (1 + 1e-6)
-
-        exact = removal(Told(ledger, 0.0), "c0").warnings
-        some = removal(Told(ledger, 0.05), "c0").warnings
-        with pytest.raises(UnlearnRefusedError, match="off by 90%"):
-            removal(Told(ledger, 0.9), "c0")
-
-    assert not any("erased" in text for text in exact)
-    assert any("may be off by 5.00%" in text for text in some)

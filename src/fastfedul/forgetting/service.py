@@ -58,6 +58,13 @@ NOBODY_STAYS = (
 )
 
 
+_GIVEN_UP = (
+    "the ledger gave up the sums of {} other clients, because it could not take the "
+    "erased updates out of them; what they sent so far can only be forgotten by "
+    "retraining"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forgetting:
     """A forgetting, done or previewed.
@@ -409,8 +416,16 @@ def _erased(
 def _committed(found: Forgetting, files: LedgerFiles, *, erased: bool) -> Forgetting:
     """Return a committed forgetting, after the files beside the ledger followed."""
     certificate = files.follow()
+    given_up = 0
+    if files.ledger is not None and erased:
+        told = files.ledger.events()[-1].details.get("sums_given_up", 0)
+        given_up = told if isinstance(told, int) else 0
     return replace(
         found,
+        warnings=(
+            *found.warnings,
+            *((_GIVEN_UP.format(given_up),) if given_up else ()),
+        ),
         committed=True,
         erased=erased,
         certificate=certificate,

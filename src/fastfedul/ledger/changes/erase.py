@@ -44,7 +44,8 @@ def erase_clients(
     The initial model of a ledger of rounds, its steps and its adjustments add up to the
     current model. Forgetting leaves a part of the clients' updates in the current
     model, and with the true initial model that part could be computed. So the
-    adjustments go into the initial model, and the ledger gives up the true one.
+    adjustments go into the initial model, and the ledger gives up the true one. A
+    ledger of sums has the current model in its place.
 
     Args:
         ledger: The ledger, as it stands in the transaction.
@@ -55,12 +56,15 @@ def erase_clients(
     forgotten_at = check_erasable(ledger, clients)
     drop_buffers(change, ledger.last_buffers(), clients)
     if change.settings.history == "sums":
-        worst = erase_from_sums(ledger, change, clients)
+        # There are no steps that lead from the first model to this one.
+        change.save_head()
+        change.replace_initial(ledger.final)
+        given_up = erase_from_sums(ledger, change, clients)
         _drop_clients(change, clients)
         # Earlier vectors of the clients must not survive among the bytes that do not
         # count any more.
         collect_all_garbage(change)
-        return {"sums_off": worst}
+        return {"sums_given_up": given_up}
     replayed = change.settings.aggregation != MEAN
     added = _Replayed(ledger, forgotten_at) if replayed else None
     if added is None:

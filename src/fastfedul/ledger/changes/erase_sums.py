@@ -2,155 +2,201 @@
 
 Without the erased clients R, whose share of a round is r, a client of share a would
 have deviated from another step. With its own difference D and R's joint difference E
-the new one is, round by round, D (1 - a) / (1 - a - r) + E a / (1 - a - r). Sums have
-lost the rounds, so the mean of each factor stands in: exact where shares are the same
-in every round, else off by at most what the factors' deviations come to.
+the new one is, round by round, D (1 - a) / (1 - a - r) + E a / (1 - a - r).
+
+Parts still have their rounds, so they are corrected one by one. Sums have lost the
+rounds, so one factor must do for all of them: that is exact where shares are the same
+in every round and the client took part in the same rounds as R. Elsewhere no
+calculation can take R's updates out of a sum, because nobody knows them one by one any
+more. Such a sum is given up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfedul.errors import UnlearnRefusedError
 from fastfedul.ledger.changes.rewrite import Staying, relink
-from fastfedul.ledger.changes.sums import put_vectors
+from fastfedul.ledger.changes.sums import (
+    Placed,
+    give_up_vectors,
+    put_vectors,
+    release_part,
+)
 from fastfedul.ledger.participation import (
-    Factor,
     Participation,
     joint_factors,
     mean_factor,
     participation,
 )
-from fastfedul.ledger.store.schema import ClientRow, RoundRow, UpdateRow
+from fastfedul.ledger.store.schema import ClientRow, PartRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
-from fastfedul.params import Flat, norm
+from fastfedul.params import Flat
 from fastfedul.records import ClientId
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
 
-
-@dataclass(frozen=True, slots=True)
-class _Touched:
-    """A round that loses clients.
-
-    Attributes:
-        share: Share of the clients that go.
-        reach: How far the round would have gone elsewhere without them, at most.
-        num_left: How many clients stay.
-    """
-
-    share: float
-    reach: float
-    num_left: int
+Factors = tuple[float, float]
+"""Of a client's own difference, and of the joint difference of those who leave."""
 
 
 def erase_from_sums(
     ledger: Ledger, change: Transaction, clients: Sequence[ClientId]
-) -> float:
+) -> int:
     """Correct the vectors of the others for the erasure of some clients.
 
-    A client whose difference is corrected has a sum afterwards, whatever it had.
-
     Returns:
-        How far off, at worst, a client's sum may be by it, relative to its length.
+        The number of clients whose vectors are given up.
     """
     gone = frozenset(clients)
     here = participation(ledger)
-    joint, joint_off = _joint_difference(ledger, here, gone)
-    touched = {
-        index: _Touched(
-            here.share_of(gone, index),
-            here.reach_of(gone, index),
-            sum(name not in gone for name in here.places[index]),
-        )
-        for index in sorted({i for name in gone for i in here.places_of(name)})
-    }
-    met = {name for index in touched for name in here.places[index]} - gone
-    rows: list[ClientRow] = []
-    factors: list[tuple[float, float]] = []
-    for name in sorted(met):
+    touched = sorted({index for name in gone for index in here.places_of(name)})
+    met = sorted({name for index in touched for name in here.places[index]} - gone)
+    joint = _joint_sum(ledger, here, gone)
+    joint_parts = _joint_parts(change, here, gone)
+    placed: list[Placed] = []
+    changes: list[tuple[PartRow | None, Factors, Flat]] = []
+    given_up = 0
+    for name in met:
         row = change.client(name)
         if row.num_summed == 0:
             continue
-        own, of_joint = _correction(here, touched, name)
-        off = own.off + of_joint.off + abs(of_joint.value) * joint_off
-        off += abs(own.value) * row.difference_off
-        if not math.isfinite(off):
-            raise UnlearnRefusedError(
-                f"the length of an update of client {name!r:.80} was never known, "
-                "so its sum cannot be corrected; forget without erasing"
-            )
-        rows.append(replace(row, difference_off=off))
-        factors.append((own.value, of_joint.value))
-    lengths: list[float] = []
+        if row.difference is None:
+            parts = _corrected_parts(change, here, row, gone, joint_parts)
+            if parts is not None:
+                for part, factors in parts:
+                    placed.append((row, part.round))
+                    changes.append((part, factors, joint_parts[part.round]))
+                continue
+        elif joint is not None:
+            found = _of_sum(here, touched, gone, name)
+            if found is not None:
+                placed.append((row, None))
+                changes.append((None, found, joint))
+                continue
+        give_up_vectors(change, row)
+        given_up += 1
 
     def corrected() -> Iterator[Flat]:
-        for row, (of_own, of_others) in zip(rows, factors, strict=True):
-            difference = np.float32(of_own) * change.difference_of(row)
-            difference += np.float32(of_others) * joint
-            lengths.append(norm(difference) or 1.0)
-            yield difference
+        for (row, _), (part, (of_own, of_others), others) in zip(
+            placed, changes, strict=True
+        ):
+            if part is None:
+                own = change.difference_of(row)
+            else:
+                own = change.part_of(part)
+                release_part(change, part)
+            yield np.float32(of_own) * own + np.float32(of_others) * others
 
-    put_vectors(change, [(row, None) for row in rows], corrected())
-    offs = [row.difference_off for row in rows]
-    worst = max((o / n for o, n in zip(offs, lengths, strict=True)), default=0.0)
+    put_vectors(change, placed, corrected())
     _take_out(ledger, change, clients, here)
-    return worst
+    return given_up
 
 
-def _joint_difference(
+def _joint_sum(
     ledger: Ledger, here: Participation, gone: frozenset[ClientId]
-) -> tuple[Flat, float]:
-    """Return the difference of all clients that go, and how far off it may be."""
+) -> Flat | None:
+    """Return the difference of all clients that go; None if sums do not have it."""
     factors = joint_factors(here, gone)
-    known = ledger.clients()
+    lost = any(
+        place.reach and not place.is_stored
+        for name in gone
+        for place in here.places_of(name).values()
+    )
+    if lost or any(factor.off for factor in factors.values()):
+        return None
     joint = np.zeros(ledger.settings.layout.size, np.float32)
-    off = 0.0
     for name in sorted(gone):
-        factor = factors[name]
-        joint += np.float32(factor.value) * ledger.own_difference(name)
-        off += factor.off + abs(factor.value) * known[name].difference_off
-        lost = (p.reach for p in here.places_of(name).values() if not p.is_stored)
-        off += abs(factor.value) * math.fsum(lost)
-    return joint, off
+        joint += np.float32(factors[name].value) * ledger.own_difference(name)
+    return joint
 
 
-def _correction(
-    here: Participation, touched: Mapping[int, _Touched], client: ClientId
-) -> tuple[Factor, Factor]:
-    """Return factors of a client's own and of the joint difference.
+def _joint_parts(
+    change: Transaction, here: Participation, gone: frozenset[ClientId]
+) -> dict[int, Flat]:
+    """Return the joint difference of each round of which all have a part."""
+    found: dict[int, Flat] = {}
+    missing: set[int] = set()
+    for name in sorted(gone):
+        row = change.client(name)
+        parts = {part.round: part for part in change.parts_of(row)}
+        for index, place in here.places_of(name).items():
+            left = 1 - here.share_of(gone, index)
+            if index not in parts or left <= 0:
+                missing.add(index)
+                continue
+            factor = np.float32((1 - place.share) / left)
+            vector = factor * change.part_of(parts[index])
+            found[index] = found[index] + vector if index in found else vector
+    return {index: vector for index, vector in found.items() if index not in missing}
 
-    Raises:
-        UnlearnRefusedError: If the client would have been alone in a round: what it
-            did there would have been the step, which is not kept.
-    """
+
+def _corrected_parts(
+    change: Transaction,
+    here: Participation,
+    row: ClientRow,
+    gone: frozenset[ClientId],
+    joint_parts: Mapping[int, Flat],
+) -> list[tuple[PartRow, Factors]] | None:
+    """Return the parts of a client that change; None if one cannot be corrected."""
+    found = []
+    for part in change.parts_of(row):
+        away = here.share_of(gone, part.round)
+        if not away:
+            continue
+        factors = _factors(here, part.round, row.name, gone)
+        if factors is None or part.round not in joint_parts:
+            return None
+        found.append((part, factors))
+    return found
+
+
+def _of_sum(
+    here: Participation,
+    touched: Sequence[int],
+    gone: frozenset[ClientId],
+    client: ClientId,
+) -> Factors | None:
+    """Return the factors of a client's sum; None if they are not always the same."""
     places = here.places_of(client)
     own, joint = [], []
     for index, place in places.items():
-        round_ = touched.get(index)
-        if round_ is not None and round_.num_left == 1:
-            raise UnlearnRefusedError(
-                f"without them client {client!r:.80} would have been alone in round "
-                f"{index}, and this ledger keeps sums, not what it sent; they can be "
-                "forgotten, but not erased"
-            )
         if place.is_stored:
-            away = round_.share if round_ else 0.0
-            ratio = (1 - place.share) / (1 - place.share - away) if away else 1.0
-            own.append((ratio, place.reach))
-    for index, round_ in touched.items():
-        here_too = places.get(index)
-        factor = 0.0
-        if here_too is not None and here_too.is_stored:
-            factor = here_too.share / (1 - here_too.share - round_.share)
-        joint.append((factor, round_.reach))
-    return mean_factor(own), mean_factor(joint)
+            factors = _factors(here, index, client, gone)
+            if factors is None:
+                return None
+            own.append((factors[0], place.reach))
+    for index in touched:
+        factors = (1.0, 0.0)
+        if index in places and places[index].is_stored:
+            factors = _factors(here, index, client, gone) or factors
+        joint.append((factors[1], here.reach_of(gone, index)))
+    of_own, of_joint = mean_factor(own), mean_factor(joint)
+    if of_own.off or of_joint.off:
+        return None
+    return of_own.value, of_joint.value
+
+
+def _factors(
+    here: Participation, index: int, client: ClientId, gone: frozenset[ClientId]
+) -> Factors | None:
+    """Return the factors of a round; None if nobody else stays there.
+
+    Then what the client did there would be the step, which the ledger does not have.
+    """
+    places = here.places[index]
+    share, away = places[client].share, here.share_of(gone, index)
+    if not away:
+        return 1.0, 0.0
+    if places.keys() - gone == {client}:
+        return None
+    left = 1 - share - away
+    return (1 - share) / left, share / left
 
 
 def _take_out(
@@ -182,4 +228,4 @@ def _take_out(
         )
         rows[index] = staying.sealed(round_, left)
     staying.save()
-    relink(change, rows)
+    relink(change, rows, whole=True)

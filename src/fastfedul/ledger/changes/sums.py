@@ -106,6 +106,14 @@ def release_vectors(change: Transaction, client: ClientRow) -> int:
     return len(parts) * num_bytes
 
 
+def release_part(change: Transaction, part: PartRow) -> None:
+    """Let go of one part of a client's difference."""
+    settings = change.settings
+    num_bytes = encoded_bytes(settings.update_dtype, settings.layout.size)
+    change.release(part.file, num_bytes)
+    change.index.delete(PartRow, client=part.client, round=part.round)
+
+
 def give_up_vectors(change: Transaction, client: ClientRow) -> int:
     """Let go of a client's vectors, and say so in its rows; return their bytes."""
     num_bytes = release_vectors(change, client)
@@ -119,7 +127,6 @@ def give_up_vectors(change: Transaction, client: ClientRow) -> int:
             contribution=0.0,
             file=None,
             difference=None,
-            difference_off=0.0,
         )
     )
     return num_bytes

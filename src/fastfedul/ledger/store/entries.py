@@ -53,7 +53,6 @@ def client_entry(row: ClientRow) -> ClientEntry:
         num_summed=row.num_summed,
         mean_share=row.shares / row.num_updates if row.num_updates else None,
         mean_norm=row.norms / row.num_norms if row.num_norms else None,
-        difference_off=row.difference_off,
         num_dropped=row.num_dropped,
     )
 

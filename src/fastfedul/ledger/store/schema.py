@@ -87,7 +87,6 @@ class ClientRow(Row):
     forgotten_at: int | None = None
     file: int | None = None
     difference: bytes | None = None
-    difference_off: float = 0.0
     num_dropped: int = 0
     contribution: float = 0.0
 

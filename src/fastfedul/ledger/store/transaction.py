@@ -32,7 +32,9 @@ from fastfedul.ledger.store.schema import (
     HeadRow,
     LedgerRow,
     ModelRow,
+    PartRow,
 )
+from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.params import Array, Flat, Params
 from fastfedul.records import ClientId, Model, ModelOrigin, StorageDtype, VectorRef
 
@@ -281,6 +283,16 @@ class Transaction:
     def difference_of(self, client: ClientRow) -> Flat:
         """Return the stored difference of a client; zeros if it has no vector."""
         return read_difference(self.index, self.files, self.settings, client)
+
+    def parts_of(self, client: ClientRow) -> list[PartRow]:
+        """Return the parts of a client's difference, if it has no sum."""
+        return self.index.rows(PartRow, None, client=client.id)
+
+    def part_of(self, row: PartRow) -> Flat:
+        """Return one part of a client's difference."""
+        place = f"round {row.round}, part of client number {row.client}"
+        dtype = self.settings.update_dtype
+        return read_vector(self.files, self.source(row.file, row.array, dtype, place))
 
     def copied(self, name: str, source: Source, data: memoryview | None = None) -> Part:
         """Return a stored vector as a part of a new image."""

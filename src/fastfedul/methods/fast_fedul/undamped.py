@@ -370,14 +370,13 @@ def _from_sums(
     gone = asked | earlier
     after, before = joint_factors(here, gone), joint_factors(here, earlier)
     removed = np.zeros(ledger.settings.layout.size, np.float32)
-    off = earlier_off = 0.0
+    off = 0.0
     for name in sorted(gone):
         again = before.get(name, Factor(0.0, 0.0))
         factor = after[name].value - again.value
         if factor or after[name].off or again.off:
             own = ledger.own_difference(name)
             removed += np.float32(factor) * own
-            earlier_off += abs(factor) * clients[name].difference_off
         off += after[name].off + again.off
     length = norm(removed) or 1.0
     left = [
@@ -400,28 +399,22 @@ def _from_sums(
         paired_deviations(ledger, here, gone),
         scale_of(rounds, np.array(left), no_longer(np.array(squares), longest)),
         unknown,
-        (*notes, *_how_far_off(off / length, earlier_off / length)),
+        (*notes, *_how_far_off(off / length)),
         len(removed),
     )
 
 
-def _how_far_off(off: float, earlier: float) -> tuple[str, ...]:
-    """Return how far off the difference may be, by this request and by earlier ones."""
+def _how_far_off(off: float) -> tuple[str, ...]:
+    """Return a warning if the difference may be far off."""
     # In this form the condition refuses NaN, too.
-    if not off + earlier <= _TOO_FAR:
+    if not off <= _TOO_FAR:
         raise UnlearnRefusedError(
             "shares vary from round to round and this ledger has sums only: with the "
-            "clients that left before, the removed part may be off by "
-            f"{off + earlier:.0%}; forget fewer clients at once, or retrain without "
-            "them"
+            f"clients that left before, the removed part may be off by {off:.0%}; "
+            "forget fewer clients at once, or retrain without them"
         )
-    return (
-        *_say("the removed part", off),
-        *_say("a client's sum, after earlier erasures,", earlier),
-    )
-
-
-def _say(part: str, off: float) -> tuple[str, ...]:
     if off < _WORTH_SAYING:
         return ()
-    return (f"{part} may be off by {off:.2%}, because shares vary between rounds",)
+    return (
+        f"the removed part may be off by {off:.2%}, because shares vary between rounds",
+    )
