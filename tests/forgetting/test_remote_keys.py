@@ -1,8 +1,10 @@
-"""Keys that are in no file: AWS KMS (moto's server in this process) and an HSM."""
+"""Keys that are in no file: AWS KMS (moto's server, by HTTP) and an HSM."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,40 +64,40 @@ def openssl_verifies(certificate: Path, public: Path) -> bool:
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.fixture
-def kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    moto = pytest.importorskip("moto")
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """A client of AWS KMS, and the process that serves it."""
     boto3 = pytest.importorskip("boto3")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    _let_moto_sign_digests(monkeypatch)
-    with moto.mock_aws():
-        yield boto3.client("kms")
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.kms_server", *arguments],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                patch.setenv(name, "testing")
+            patch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+            patch.setenv("AWS_ENDPOINT_URL_KMS", f"http://127.0.0.1:{port}")
+            patch.setenv("AWS_MAX_ATTEMPTS", "1")
+            yield boto3.client("kms"), process
+        finally:
+            process.kill()
 
 
-def _let_moto_sign_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let moto sign a digest as it is, as AWS does.
-
-    There is no way without this patch: securesystemslib always sends a digest, and
-    moto 5.2.5 says of `MessageType` that DIGEST is not yet implemented. It hashes the
-    digest once more, so the signature would not fit.
-    """
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
-    from moto.kms import utils
-
-    def sign_rsa(self: Any, message: bytes, signing_algorithm: str) -> Any:
-        find = self._RSAPrivateKey__padding_and_hash_algorithm
-        padding, algorithm = find(signing_algorithm)
-        return self.private_key.sign(message, padding, Prehashed(algorithm))
-
-    def sign_ecdsa(self: Any, message: bytes, signing_algorithm: str) -> Any:
-        algorithm = self._ECDSAPrivateKey__hash_algorithm(signing_algorithm)
-        return self.private_key.sign(message, ec.ECDSA(Prehashed(algorithm)))
-
-    monkeypatch.setattr(utils.RSAPrivateKey, "sign", sign_rsa)
-    monkeypatch.setattr(utils.ECDSAPrivateKey, "sign", sign_ecdsa)
+@pytest.fixture
+def kms() -> Iterator[Any]:
+    """A client of AWS KMS."""
+    pytest.importorskip("moto")
+    with serving() as (client, _):
+        yield client
 
 
 @pytest.mark.parametrize("spec", ["ECC_NIST_P256", "ECC_NIST_P384", "RSA_2048"])
@@ -131,18 +133,18 @@ def test_a_key_that_kms_does_not_have_is_refused_in_one_line(
 
 
 def test_a_key_that_fails_after_the_commit_leaves_a_certificate_to_sign(
-    kms: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    from moto.kms.models import kms_backends
-
-    made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")
-    account = made["KeyMetadata"]["AWSAccountId"]
-    number = made["KeyMetadata"]["KeyId"]
-    key = read_key(f"awskms:{number}")
-    with DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger:
+    pytest.importorskip("moto")
+    with (
+        serving() as (kms, server),
+        DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger,
+    ):
+        made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")
+        key = read_key(f"awskms:{made['KeyMetadata']['KeyId']}")
         ledger.append(round_of(0, CLIENTS))
-        region = kms_backends[account]["eu-central-1"]
-        region.keys.pop(number)
+        server.kill()
+        server.wait()
         with pytest.raises(FastFedULError, match="the client is forgotten, but") as e:
             forget(ledger, ["a"], key=key)
         assert "\n" not in str(e.value)
