@@ -155,6 +155,26 @@ def test_a_key_that_fails_after_the_commit_leaves_a_certificate_to_sign(
     assert audit(certificate, None, [other.public]).ok
 
 
+def test_a_service_that_signs_something_else_signs_no_certificate(
+    tmp_path: Path,
+) -> None:
+    """As moto does: it signs the digest of the digest."""
+    pytest.importorskip("moto")
+    with (
+        serving("as-it-is") as (kms, _),
+        DiskLedger.create(tmp_path / "ledger", Model(START)) as ledger,
+    ):
+        made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")
+        key = read_key(f"awskms:{made['KeyMetadata']['KeyId']}")
+        ledger.append(round_of(0, CLIENTS))
+        with pytest.raises(FastFedULError, match="does not verify its signature"):
+            forget(ledger, ["a"], key=key)
+        # The next key signs it.
+        apply_requests(ledger, key=key_of(3))
+    certificate = read_certificate(tmp_path / "certificates" / "event-1.json")
+    assert audit(certificate, None, [key_of(3).public]).ok
+
+
 @pytest.fixture
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A token of SoftHSM with an ECDSA key of number 7; its label."""

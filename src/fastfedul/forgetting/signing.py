@@ -117,10 +117,16 @@ class SigningKey:
         """Return the signature of data.
 
         Raises:
-            FastFedULError: If the service or device that holds the key refuses.
+            FastFedULError: If the service or device that holds the key refuses, or
+                gives a signature that the public key does not verify.
         """
         with _explained("the key cannot sign"):
-            return bytes.fromhex(self.signer.sign(data).signature)
+            signature = bytes.fromhex(self.signer.sign(data).signature)
+        if not self.public.verifies(data, signature):
+            raise InvalidInputError(
+                "the key cannot sign: its own public key does not verify its signature"
+            )
+        return signature
 
 
 def default_key_path() -> Path:
