@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from fastfedul.data.dataset import to_model_input
+from fastfedul.evaluate.intervals import mean_interval
 from fastfedul.evaluate.membership import per_example_loss
+from fastfedul.federation.workers.pool import InProcess
 from fastfedul.investigate.contribution import contributions_to
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import Model
@@ -24,6 +26,7 @@ from fastfedul.runs.preparation import Prepared, prepare, retrain, start_workers
 from fastfedul.runs.training import train
 from paper.board.store import Line
 
+_ByRun = Sequence[Sequence[float]]
 _WORST_LOSS = 50.0
 """Loss of one example beyond which a model is simply wrong, as for contributions."""
 
@@ -75,7 +78,12 @@ class WorthRun:
         )
 
 
-RUNS = (WorthRun(0, "dirichlet:0.2", 20_000), WorthRun(1, "iid", 20_001))
+SPLITS = ("dirichlet:0.2", "iid")
+SEEDS_EACH = 5
+RUNS = tuple(
+    WorthRun(number, SPLITS[number % 2], 20_000 + number)
+    for number in range(2 * SEEDS_EACH)
+)
 
 
 def compare(run: WorthRun, folder: Path) -> list[Line]:
@@ -87,21 +95,29 @@ def compare(run: WorthRun, folder: Path) -> list[Line]:
         told = contributions_to(ledger, tested_by(prepared))
         accuracy, loss = _quality(prepared, ledger.final)
     lines = []
+    # The same clients with their batches in another order: how noisy retraining is.
+    shuffled = InProcess(prepared.trainer, prepared.clients, seed=config.seed + 1)
+    accuracy_again, loss_again = _quality(
+        prepared, retrain(prepared, shuffled, frozenset())
+    )
     with start_workers(prepared) as workers:
         for own in told.clients:
-            model = retrain(prepared, workers, frozenset([own.client]))
-            accuracy_without, loss_without = _quality(prepared, model)
+            without = frozenset([own.client])
+            first = _quality(prepared, retrain(prepared, workers, without))
+            again = _quality(prepared, retrain(prepared, shuffled, without))
             lines.append(
                 {
                     **run.facts,
                     "method": own.client,
                     "loss": {
                         "forgotten": own.loss,
-                        "retrained": loss_without - loss,
+                        "retrained": first[1] - loss,
+                        "again": again[1] - loss_again,
                     },
                     "accuracy": {
                         "forgotten": own.accuracy,
-                        "retrained": accuracy - accuracy_without,
+                        "retrained": accuracy - first[0],
+                        "again": accuracy_again - again[0],
                     },
                 }
             )
@@ -145,27 +161,67 @@ def worth_section(lines: Sequence[Line]) -> Iterator[str]:
     yield "The runs are on digits, with ten honest clients and twenty rounds."
     yield "The gap is the worth by forgetting minus the worth by retraining."
     yield "Retraining is noisy, so even clients of equal worth get different ranks."
+    yield (
+        "The noise floor is the agreement of two retrainings that differ in the order "
+        "of the batches."
+    )
+    yield "Ranges are 95 % t intervals over runs."
     yield ""
     yield (
-        "| split | worth in | clients | rank correlation | mean worth by forgetting "
-        "| mean worth by retraining | mean absolute gap | largest gap |"
+        "| split | worth in | runs done | rank correlation | noise floor of it "
+        "| mean absolute gap | noise floor of it | largest gap |"
     )
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
-    for run in RUNS:
-        own = [line for line in lines if line["run"] == run.key]
-        if not own:
-            yield f"| {run.split} | not run | | | | | | |"
+    for split in SPLITS:
+        runs = [run for run in RUNS if run.split == split]
+        by_run = [[line for line in lines if line["run"] == run.key] for run in runs]
+        done = [own for own in by_run if own]
+        if not done:
+            yield f"| {split} | not run | 0 of {len(runs)} | | | | | |"
             continue
         for what, unit, factor in (("loss", "nats", 1), ("accuracy", "points", 100)):
-            told = [factor * line[what]["forgotten"] for line in own]
-            true = [factor * line[what]["retrained"] for line in own]
-            gaps = np.subtract(told, true)
-            order = rank_correlation(told, true)
+            told, true, again = (
+                [
+                    [factor * line[what][kind] for line in own]
+                    for own in done
+                    if all(kind in line[what] for line in own)
+                ]
+                for kind in ("forgotten", "retrained", "again")
+            )
+            checked = [
+                [factor * line[what]["retrained"] for line in own]
+                for own in done
+                if all("again" in line[what] for line in own)
+            ]
+            gaps = np.subtract(told, true).ravel()
             yield (
-                f"| {run.split} | {what}, {unit} | {len(own)} "
-                f"| {'-' if order is None else f'{order:.2f}'} "
-                f"| {np.mean(told):.3f} | {np.mean(true):.3f} "
-                f"| {np.abs(gaps).mean():.3f} "
+                f"| {split} | {what}, {unit} | {len(done)} of {len(runs)} "
+                f"| {_correlation(told, true)} | {_correlation(checked, again)} "
+                f"| {_gap(told, true)} | {_gap(checked, again)} "
                 f"| {gaps[np.abs(gaps).argmax()]:+.3f} |"
             )
     yield ""
+
+
+def _correlation(
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]
+) -> str:
+    """Return the mean rank correlation over runs, with its interval, as a cell."""
+    found = [rank_correlation(*pair) for pair in zip(left, right, strict=True)]
+    return _cell([value for value in found if value is not None], 2)
+
+
+def _gap(left: _ByRun, right: _ByRun) -> str:
+    """Return the mean absolute gap over runs, with its interval, as a cell."""
+    pairs = zip(left, right, strict=True)
+    return _cell([float(np.abs(np.subtract(*pair)).mean()) for pair in pairs], 3)
+
+
+def _cell(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "-"
+    found = mean_interval(values)
+    if found.interval is None:
+        return f"{found.value:.{digits}f}"
+    low, high = found.interval
+    return f"{found.value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

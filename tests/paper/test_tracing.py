@@ -128,7 +128,7 @@ def test_the_page_counts_draws_aims_and_losses() -> None:
     assert losses[0].endswith(f"| {ATTACK}/1 | 10 | 1 | 2 | 0 |")
     assert losses[1].endswith(f"| {RIGHT}/1 | 10 |  |  | 1 |")
     assert "OMP_NUM_THREADS=1 python -m paper.tracing run" in page
-    assert sum("| not run |" in row for row in page) == len(worth.RUNS)
+    assert sum("| not run |" in row for row in page) == len(worth.SPLITS)
     trace = next(row for row in page if row.startswith("| trace |"))
     norm = next(row for row in page if row.startswith("| norm |"))
     assert "(19 of 20;" in trace
@@ -156,22 +156,27 @@ def test_an_aim_is_reached_or_missed_only_if_the_interval_says_so(
 def test_worth_compares_ranks_and_gaps() -> None:
     assert worth.rank_correlation([1, 2, 2, 3], [4, 3, 3, 1]) == -1
     assert worth.rank_correlation([1, 2], [5, 5]) is None
-    run = worth.RUNS[0].key
     values = [(0.1, 0.2), (0.3, 0.1), (0.5, 0.6)]
     lines = [
         {
-            "run": run,
-            "loss": {"forgotten": told, "retrained": true},
+            "run": worth.RUNS[0].key,
+            "loss": {"forgotten": told, "retrained": true, "again": true + 0.1},
             "accuracy": {"forgotten": 0.0, "retrained": true},
         }
         for told, true in values
     ]
     rows = [row for row in worth.worth_section(lines) if "| dirichlet" in row]
     assert rows == [
-        "| dirichlet:0.2 | loss, nats | 3 | 0.50 | 0.300 | 0.300 | 0.133 | +0.200 |",
-        "| dirichlet:0.2 | accuracy, points | 3 | - | 0.000 | 30.000 | 30.000 "
-        "| -60.000 |",
+        "| dirichlet:0.2 | loss, nats | 1 of 5 | 0.50 | 1.00 | 0.133 | 0.100 "
+        "| +0.200 |",
+        "| dirichlet:0.2 | accuracy, points | 1 of 5 | - | - | 30.000 | - | -60.000 |",
     ]
+    second = [{**line, "run": worth.RUNS[2].key} for line in lines]
+    second[0]["loss"] = {"forgotten": 0.9, "retrained": 0.2, "again": 0.2}
+    row = next(
+        row for row in worth.worth_section([*lines, *second]) if "| dirichlet" in row
+    )
+    assert "| 2 of 5 | 0.50 (0.50 to 0.50) | 0.93" in row
 
 
 def test_what_is_there_is_not_done_again_and_a_failure_stops_nothing(
