@@ -65,6 +65,10 @@ def place_new(path: Path, content: bytes) -> bool:
                 str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             )
             with os.fdopen(descriptor, "wb") as file:
+                if os.geteuid() == 0:
+                    # Whoever owns the folder must be able to read the file.
+                    folder = path.parent.stat()
+                    os.fchown(descriptor, folder.st_uid, folder.st_gid)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -210,6 +210,23 @@ def test_a_damaged_filing_is_found(path: Path, how: str, taken_in: bool) -> None
             ledger.append(round_of(2))
 
 
+def test_a_filing_that_cannot_be_read_is_one_line(path: Path) -> None:
+    (path / "requests" / "00000001.json").mkdir()
+    for action in (lambda: add_request(path, CLIENTS[0]), lambda: states_of(path)):
+        with pytest.raises(LedgerError, match="cannot read") as caught:
+            action()
+        assert "\n" not in str(caught.value)
+
+
+def test_the_owner_of_the_folder_can_read_a_request_that_root_files(
+    path: Path,
+) -> None:
+    owner = 12_345 if os.geteuid() == 0 else os.geteuid()
+    os.chown(path / "requests", owner, -1)
+    add_request(path, CLIENTS[0])
+    assert (path / "requests" / "00000001.json").stat().st_uid == owner
+
+
 def test_a_request_is_private_and_names_nobody(path: Path) -> None:
     add_request(path, CLIENTS[3], "consent withdrawn")
     [file] = (path / "requests").iterdir()

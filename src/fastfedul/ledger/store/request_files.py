@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastfedul.errors import LedgerDamagedError
+from fastfedul.errors import LedgerDamagedError, LedgerError
 from fastfedul.files import place_new
 from fastfedul.ledger.store.schema import digest_of
 
@@ -68,7 +68,8 @@ def filings_after(ledger: Path, ledger_id: str, number: int) -> list[Filing]:
     """Return the filings behind a number, in their order.
 
     Raises:
-        LedgerDamagedError: If a file was changed.
+        LedgerDamagedError: If a file was changed or is missing.
+        LedgerError: If a file cannot be read.
     """
     found: list[Filing] = []
     while True:
@@ -84,6 +85,8 @@ def filings_after(ledger: Path, ledger_id: str, number: int) -> list[Filing]:
             raise LedgerDamagedError(
                 f"{path} is missing; restore it from a backup"
             ) from None
+        except OSError as error:
+            raise LedgerError(f"cannot read {path}: {error.strerror}") from None
         found.append(_read(content, path, ledger_id))
 
 
@@ -103,6 +106,8 @@ def filing_problems(ledger: Path, ledger_id: str, taken_in: int) -> list[str]:
             _read(path.read_bytes(), path, ledger_id)
         except LedgerDamagedError as error:
             problems.append(str(error))
+        except OSError as error:
+            problems.append(f"cannot read {path}: {error.strerror}")
     wanted = set(range(taken_in + 1, max(numbers, default=0) + 1))
     problems += [
         f"{file_of(ledger, number)} is missing"
