@@ -18,6 +18,7 @@ from typing import Any
 import fastfedul as ff
 from fastfedul.errors import FastFedULError
 from fastfedul.evaluate.intervals import Proportion
+from fastfedul.evaluate.lira import RATES
 from fastfedul.files import write_whole
 from fastfedul.runs.training import resume
 from paper.board.running import commit
@@ -163,7 +164,7 @@ def _board(lines: Sequence[Line]) -> Iterator[str]:
         yield "Intervals are over pairs of shadow federations."
         yield "“More” is the distance from the retrained models, on the same pairs."
         yield ""
-        rates = list(shadowed[0]["attack"]["found"])
+        rates = list(RATES)
         yield (
             "| model | area | more | "
             + " | ".join(f"found at {rate} | more" for rate in rates)
@@ -204,7 +205,7 @@ def _board(lines: Sequence[Line]) -> Iterator[str]:
         yield f"| {row['name']} | {' | '.join(_whole(row))} |"
     yield ""
     told = ", ".join(f"{name} {value:.4f}" for name, value in noise.items())
-    yield f"Noise of two retrainings in another order of batches: {told}."
+    yield f"Noise of four retrainings in other orders of batches: {told}."
     yield "A difference below it counts as none."
     yield (
         "With the client back for up to ten rounds, the attack success is back at 95 % "

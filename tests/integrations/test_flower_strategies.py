@@ -176,7 +176,7 @@ def test_without_flower_the_error_names_the_extra() -> None:
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert found.stdout == "this needs Flower: pip install 'fastfedul[flower]'\n"
+    assert found.stdout == "this needs Flower; run pip install 'fastfedul[flower]'\n"
 
 
 def test_a_client_imports_no_framework_but_flower() -> None:

@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 
 from fastfedul.evaluate.comparison import BEFORE, RETRAINED
+from fastfedul.evaluate.intervals import Proportion
 from fastfedul.evaluate.lira import Attacked, Measured
 from fastfedul.investigate.audit.auditing import audit
 from fastfedul.investigate.audit.findings import Row, conclusions
 from fastfedul.investigate.audit.kept import LEAVER, Kept
 from fastfedul.investigate.audit.shadows import Shadows, recorded
-from fastfedul.investigate.audit.whole import gaps, retrained_again
+from fastfedul.investigate.audit.whole import (
+    Course,
+    Whole,
+    gaps,
+    noise_of,
+    retrained_again,
+)
 from fastfedul.ledger.memory import MemoryLedger
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.fast_fedul.method import FastFedUL
+from fastfedul.runs.afterwards import Point
 from fastfedul.runs.config import RunConfig
 from fastfedul.runs.preparation import prepare, retrain, start_workers
 from fastfedul.runs.training import train
@@ -72,15 +80,29 @@ def test_another_order_of_batches_changes_the_order_alone() -> None:
     prepared = prepare(config())
     with start_workers(prepared) as workers:
         one = retrain(prepared, workers, {CLIENT})
-    other = retrained_again(prepared, frozenset([CLIENT]))
+    other = retrained_again(prepared, frozenset([CLIENT]), 0)
     apart = np.linalg.norm(one.params.flat - other.params.flat)
     assert 0 < apart < 0.5 * np.linalg.norm(one.params.flat)
     # With one batch in a round there is one order.
     whole = prepare(config(batch_size=300, epochs=1))
     with start_workers(whole) as workers:
         one = retrain(whole, workers, {CLIENT})
-    other = retrained_again(whole, frozenset([CLIENT]))
+    other = retrained_again(whole, frozenset([CLIENT]), 0)
     np.testing.assert_allclose(one.params.flat, other.params.flat, atol=1e-4)
+
+
+def test_noise_is_the_largest_distance_of_two_retrained_models() -> None:
+    def whole(right: int, backdoor: int | None, kl: float) -> Whole:
+        attack = None if backdoor is None else Proportion(backdoor, 100)
+        course = Course((), None)
+        point = Point(0, Proportion(right, 100), attack, 0.1)
+        return Whole(point, right / 100, kl, course, course)
+
+    found = noise_of([whole(90, 3, 0.0), whole(95, 2, 0.1), whole(88, 3, 0.2)])
+    assert found == pytest.approx(
+        {"main": 0.07, "backdoor": 0.01, "auc": 0.07, "kl": 0.2}
+    )
+    assert noise_of([whole(90, None, 0.0), whole(95, None, 0.1)])["backdoor"] is None
 
 
 def test_methods_share_shadows_and_a_later_method_joins_them(tmp_path: Path) -> None:
@@ -123,9 +145,9 @@ def attacked(more: float, half: float = 0.01) -> Attacked:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (0.2, 0.1, "can be told more than after retraining"),
-        (0.2, 0.0, "does not tell it from retraining"),
-        (0.2, -0.1, "can be told less than after retraining"),
+        (0.2, 0.1, "It finds more of the client than after retraining"),
+        (0.2, 0.0, "does not tell the model from a retrained one"),
+        (0.2, -0.1, "It finds less of the client than after retraining"),
         (0.0, 0.0, "finds nothing in the model as trained either"),
     ],
 )
@@ -138,7 +160,7 @@ def test_conclusions_follow_from_intervals(
     )
     may, may_not = conclusions(rows, 64, by_backdoor=True)
     assert said in may[0]
-    assert "After method the attack finds" in may[0]
+    assert "After method the attack tells examples apart" in may[0]
     assert any("0.1 % false positives" in text for text in may_not)
     few = tuple(replace(row, attack=None) for row in rows)
     may, may_not = conclusions(few, 6, by_backdoor=True)

@@ -133,7 +133,7 @@ def _show_wholes(found: Audit) -> None:
         for name, value in found.noise.items()
         if value is not None
     )
-    said = f"Noise of two retrainings in another order of batches: {floor}"
+    said = f"Noise of four retrainings in other orders of batches: {floor}"
     out().print(said, markup=False, soft_wrap=True)
 
 

@@ -22,6 +22,7 @@ from fastfedul.investigate.audit.whole import (
     Whole,
     WholeFederation,
     gaps,
+    noise_of,
     retrained_again,
 )
 from fastfedul.ledger.reader import LedgerReader
@@ -52,7 +53,9 @@ SHADOWS = 64
 FOLDER = "audit-"
 """Beginning of the names of the folders in a run that keep what audits measured."""
 
-_AGAIN = "retrained, another order"
+_AGAIN = tuple(f"retrained, order {number}" for number in (2, 3, 4))
+"""Retrainings with batches in other orders. A single one may lie close by chance."""
+
 _FORMAT = 1
 _LEAST_EXAMPLES = 4
 
@@ -213,7 +216,7 @@ def _wholes(
     prepared, gone = plan.prepared, plan.shadows.absent | {plan.client}
     # What the ledger holds has a part in it, so a change makes other files.
     at = f" at {ledger.chain.hex()}"
-    names = [BEFORE, RETRAINED, _AGAIN, *plan.methods]
+    names = [BEFORE, RETRAINED, *_AGAIN, *plan.methods]
     questions = questions_of(prepared, [plan.client])
     predict = prepared.trainer.predict
     found: dict[str, Whole] = {}
@@ -243,8 +246,8 @@ def _wholes(
                     model = before
                 elif name == RETRAINED:
                     model = reference
-                elif name == _AGAIN:
-                    model = retrained_again(prepared, gone)
+                elif name in _AGAIN:
+                    model = retrained_again(prepared, gone, _AGAIN.index(name))
                 else:
                     try:
                         model, seconds = _cleaned(plan, name, workers, ledger)
@@ -322,10 +325,7 @@ def _audit(
     done: int,
     wanted: int,
 ) -> Audit:
-    noise = {
-        name: None if gap is None else abs(gap)
-        for name, gap in gaps(wholes[_AGAIN], wholes[RETRAINED]).items()
-    }
+    noise = noise_of([wholes[name] for name in (RETRAINED, *_AGAIN)])
     rows = []
     for name in (BEFORE, RETRAINED, *plan.methods):
         settings = method_settings(plan.methods[name]) if name in plan.methods else {}

@@ -9,7 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fastfedul.evaluate.comparison import BEFORE, RETRAINED
-from fastfedul.evaluate.lira import ENOUGH_SHADOWS, LEAST_SHADOWS, RATES, Attacked
+from fastfedul.evaluate.lira import (
+    ENOUGH_SHADOWS,
+    LEAST_SHADOWS,
+    RATES,
+    Attacked,
+    Measured,
+)
 from fastfedul.forgetting.audits import AUDIT_KIND
 from fastfedul.investigate.audit.whole import Whole
 from fastfedul.records import ClientId
@@ -67,7 +73,8 @@ class Audit:
         examples: Number of examples by group.
         by_backdoor: Whether relearning is judged by the backdoor; else by the loss.
         rows: `before`, `retrained`, then a row for each method.
-        noise: Distance of two retrainings with batches in another order, by measure.
+        noise: Largest distance of two of four retrainings that differ in the order of
+            batches, by measure.
         may_conclude: Conclusions that the numbers allow.
         may_not_conclude: Conclusions that they do not allow.
         notes: Sentences that a reader should know.
@@ -160,33 +167,41 @@ def conclusions(
 def _of_attack(row: Row, before: Row) -> str:
     attack = row.attack
     assert attack is not None
-    rate, found = "1 %", attack.found["1 %"]
-    what = f"finds {{:.1%}} of the client's examples at {rate} false positives"
-    if found is None:
-        found, what = attack.auc, "tells examples apart with an area of {:.3f}"
-    said = (
-        f"After {row.name} the attack {what.format(found.value)}, "
-        f"{_signed(found.more, found is not attack.auc)} against retraining"
-    )
     remembered = before.attack
-    weak = remembered is not None and not (
-        remembered.auc.differs
-        or any(own and own.differs for own in remembered.found.values())
-    )
-    if weak:
+    said = f"After {row.name} the attack tells examples apart {_area(attack.auc)}"
+    found = attack.found["1 %"]
+    if found is not None:
+        said += f", and finds {_share(found)} of them at 1 % false positives"
+    if remembered is not None and not _differs(remembered):
         return (
-            f"{said}; but it finds nothing in the model as trained either, so it "
+            f"{said}. But it finds nothing in the model as trained either, so it "
             "cannot tell whether anything was forgotten."
         )
-    if found.differs or attack.auc.differs:
-        worse = found.more > 0 if found.differs else attack.auc.more > 0
-        verdict = "more than" if worse else "less than"
-        return f"{said}: the client's examples can be told {verdict} after retraining."
-    return f"{said}: this attack does not tell it from retraining."
+    if not _differs(attack):
+        return f"{said}. The attack does not tell the model from a retrained one."
+    more = found.more if found is not None and found.differs else attack.auc.more
+    verdict = "more" if more > 0 else "less"
+    return f"{said}. It finds {verdict} of the client than after retraining."
 
 
-def _signed(more: float, as_share: bool) -> str:
-    return f"{100 * more:+.1f} points" if as_share else f"{more:+.3f}"
+def _differs(attack: Attacked) -> bool:
+    """Return whether any number differs from the retrained models'."""
+    return attack.auc.differs or any(
+        own is not None and own.differs for own in attack.found.values()
+    )
+
+
+def _area(own: Measured) -> str:
+    low, high = own.more_interval
+    return (
+        f"with an area of {own.value:.3f} ({own.more:+.3f} against retraining, "
+        f"{low:+.3f} to {high:+.3f})"
+    )
+
+
+def _share(own: Measured) -> str:
+    low, high = (100 * end for end in own.more_interval)
+    return f"{own.value:.1%} ({100 * own.more:+.1f} points, {low:+.1f} to {high:+.1f})"
 
 
 def _of_whole(row: Row, retrained: Row, by_backdoor: bool) -> str:

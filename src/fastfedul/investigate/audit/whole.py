@@ -1,12 +1,12 @@
 """What is said of the run's own model: measures, relearning, relapse, noise.
 
-The retrained model stands beside it in everything. Two retrainings that differ in
-nothing but the order of batches say how far apart equals are.
+The retrained model stands beside it in everything. Retrainings that differ in nothing
+but the order of batches say how far apart equals are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastfedul.evaluate.comparison import Answers, Questions, ask
@@ -152,10 +152,13 @@ class WholeFederation:
         )
 
 
-def retrained_again(prepared: Prepared, gone: frozenset[ClientId]) -> Model:
+def retrained_again(
+    prepared: Prepared, gone: frozenset[ClientId], number: int
+) -> Model:
     """Return the retrained model with batches in another order, all else the same."""
     config = prepared.config
-    seed = int(stream(config.seed, "another order of batches").integers(2**31))
+    rng = stream(config.seed, "another order of batches", number)
+    seed = int(rng.integers(2**31))
     with open_workers(
         prepared.trainer,
         prepared.clients,
@@ -174,6 +177,20 @@ def gaps(found: Whole, retrained: Whole) -> dict[str, float | None]:
         else value - reference
         for name in MEASURES
     }
+
+
+def noise_of(retrained: Sequence[Whole]) -> dict[str, float | None]:
+    """Return for each measure the largest distance between two retrained models.
+
+    Of the divergences the largest counts, which are all from the first model.
+    """
+    rows = [own.measures() for own in retrained]
+    found: dict[str, float | None] = {}
+    for name in MEASURES:
+        values = [value for row in rows if (value := row[name]) is not None]
+        least = 0.0 if name == "kl" else min(values, default=0.0)
+        found[name] = max(values) - least if len(values) == len(rows) else None
+    return found
 
 
 def _auc(answers: Answers, questions: Questions) -> float:
