@@ -161,6 +161,11 @@ def _board(lines: Sequence[Line]) -> Iterator[str]:
             f"Can single examples be told? {about['shadows']} shadow federations, "
             f"{about['examples']['leaver']} examples of the client."
         )
+        before = next(row for row in shadowed if row["name"] == "before")
+        yield (
+            "The row `before`, the model as trained, says how much there is to find: "
+            f"an area of {before['attack']['auc']['value']:.3f}, where 0.5 is guessing."
+        )
         yield "Intervals are over pairs of shadow federations."
         yield "“More” is the distance from the retrained models, on the same pairs."
         yield ""
