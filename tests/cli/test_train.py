@@ -296,9 +296,8 @@ def test_a_model_that_ends_the_program_gets_one_line(
     )
     monkeypatch.chdir(tmp_path)
     options = (*QUICK[:-1], workers, "--model", "leaving:Leaving")
-    # A module that cannot be imported or built is a value that cannot be used.
-    code = 2 if where in ("import", "build") else 1
-    found = run("train", tmp_path / "run", *options, code=code)
+    # A model that cannot be used is wrong usage, in this process and in a worker.
+    found = run("train", tmp_path / "run", *options, code=2)
     assert "SystemExit: 3" in one_line(found)
 
 

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
 from typing import Any
 
+from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import TrainingError
 from fastfedul.federation.workers.worker_process import Assignment, Failure, serve
 
@@ -68,6 +69,7 @@ class Processes:
 
         Raises:
             TrainingError: If a task failed or a worker died.
+            InvalidInputError: If a worker cannot use the input of the user.
         """
         if not self._workers:
             raise TrainingError("the workers have been stopped; start new ones")
@@ -123,7 +125,8 @@ class Processes:
         except (EOFError, OSError):
             raise self._death(connection) from None
         if isinstance(answer, Failure):
-            raise TrainingError(answer.reason)
+            kind = InvalidInputError if answer.of_input else TrainingError
+            raise kind(answer.reason)
         return answer
 
     def _death(self, connection: Connection) -> TrainingError:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastfedul.data.dataset import ClientData
-from fastfedul.errors import FastFedULError
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.local import (
     USERS_OWN,
     one_line,
@@ -97,9 +97,15 @@ class InitialTask:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The answer to a task that failed: why, in one line."""
+    """The answer to a task that failed.
+
+    Attributes:
+        reason: Why, in one line.
+        of_input: Whether the user's input cannot be used, such as a model of his own.
+    """
 
     reason: str
+    of_input: bool = False
 
 
 class ModelArrays:
@@ -149,7 +155,7 @@ def serve(connection: Connection, assignment: Assignment, number: int) -> None:
             try:
                 answer = _work(task, assignment, data, models, number)
             except FastFedULError as error:
-                answer = Failure(str(error))
+                answer = Failure(str(error), isinstance(error, InvalidInputError))
             except USERS_OWN as error:
                 answer = Failure(one_line(error))
             connection.send(answer)
