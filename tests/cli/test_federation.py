@@ -8,42 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfedul import (
-    ClientUpdate,
-    DiskLedger,
-    EvaluationSource,
-    LocalSGD,
-    Model,
-    Params,
-    Round,
-)
+from fastfedul import EvaluationSource
 from fastfedul.runs import metrics_file
 from fastfedul.runs.evaluation_source import federation_file, write_source
 from fastfedul.runs.metrics_file import RoundMetrics
 from tests.support.commands import one_line, run, run_json
-from tests.support.linear_trainer import examples
+from tests.support.linear_trainer import SOURCE, examples, trained
 
 pytestmark = pytest.mark.usefixtures("own_configuration")
 
 HERE = "tests.support.linear_trainer"
-SOURCE = EvaluationSource(model="any", trainer=f"{HERE}:make", test=f"{HERE}:examples")
-LOCAL = LocalSGD(lr=0.1, momentum=0.0, batch_size=8, epochs=1)
-
-
-def trained(path: Path) -> Path:
-    """Return a ledger of three clients; `eve` teaches the opposite."""
-    right = np.zeros((4, 2))
-    right[0] = -1, 1
-    with DiskLedger.create(path, Model(Params.of({"w": np.zeros((4, 2))}))) as ledger:
-        for index in range(6):
-            noise = np.random.default_rng(index).normal(size=(3, 4, 2)) * 0.1
-            pulls = {"ann": right, "bob": right, "eve": -3 * right}
-            updates = tuple(
-                ClientUpdate(name, 1 / 3, Params.of({"w": pull + own}))
-                for (name, pull), own in zip(pulls.items(), noise, strict=True)
-            )
-            ledger.append(Round(index, updates, local=LOCAL))
-    return path
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from fastfedul.cli.output import (
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.ledger.store.folder import INDEX, find_ledger
+from fastfedul.ledger.store.folder import INDEX
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT, list_methods
+from fastfedul.strict_json import finite_values
 
 if TYPE_CHECKING:
     from fastfedul.report.comparison_table import ComparisonTable
@@ -121,8 +122,10 @@ def compare_methods(
         if latex is not None:
             found.to_latex(latex)
         page = _page_or_warning(path, found, out_file)
+        facts = comparison_json(found, page)
+        keep_comparison(path, facts)
         if json:
-            print_json(comparison_json(found, page))
+            print_json(facts)
         else:
             show_comparison(found, page)
             for file in (csv, latex):
@@ -271,22 +274,22 @@ def write_page(path: Path, found: ComparisonTable, out_file: Path | None) -> Pat
     """Write the HTML page and return its path."""
     from fastfedul.report.of_run import report_of
     from fastfedul.report.page import write_html
+    from fastfedul.report.stored import place_of
 
-    page = out_file or page_of(path)
+    page = out_file or place_of(path, PAGE)
     with err().status("drawing the report"):
         write_html(page, report_of(path, found.comparison))
     return page
 
 
-def page_of(path: Path) -> Path:
-    """Return where the page of a run goes, or of a ledger outside a run."""
-    from fastfedul.runs.evaluation_source import run_at
+def keep_comparison(path: Path, facts: Mapping[str, Any]) -> None:
+    """Keep the numbers for the console; warn if they cannot be written."""
+    from fastfedul.report.stored import write_comparison
 
-    run = run_at(path)
-    if run is not None:
-        return run / PAGE
-    ledger = find_ledger(path).absolute()
-    return ledger.with_name(f"{ledger.name}.{PAGE}")
+    try:
+        write_comparison(path, finite_values(facts))
+    except InvalidInputError as error:
+        warn(f"the comparison was not kept: {error}")
 
 
 def _page_or_warning(

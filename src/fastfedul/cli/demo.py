@@ -11,6 +11,7 @@ import typer
 
 from fastfedul.cli.compare import (
     comparison_json,
+    keep_comparison,
     run_comparison,
     show_comparison,
     write_page,
@@ -72,8 +73,10 @@ def run_demo(
     with telling_how_to_go_on(lambda: trained):
         found = run_comparison(folder, (), SHOWN_BY_DEFAULT[:2])
         page = write_page(folder, found, None)
+    facts = comparison_json(found, page)
+    keep_comparison(folder, facts)
     if json:
-        print_json(comparison_json(found, page))
+        print_json(facts)
         return
     show_comparison(found, page)
     err().print("open the report in a browser", markup=False)

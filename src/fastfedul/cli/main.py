@@ -94,6 +94,8 @@ def _verbs() -> list[Verb]:
              "List the methods, their needs and settings."),
         Verb("status", _KEEP, "status:show_status",
              "Show how a run or ledger is doing, and what to do next."),
+        Verb("console", _KEEP, "console:open_console",
+             "Serve pages in your browser: look, forget, trace, verify."),
         Verb("ledger", _KEEP, "ledger.verbs:app",
              "Look at a ledger; verify, compact, import or estimate one."),
         Verb("flower", _KEEP, "flower:app",

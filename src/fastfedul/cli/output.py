@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fastfedul.report.wording import show_bytes as show_bytes
+from fastfedul.report.wording import show_name as show_name
 from fastfedul.report.wording import show_seconds as show_seconds
 from fastfedul.strict_json import finite_values
 
@@ -163,12 +164,6 @@ def print_error(text: str, *, only_json: bool, stopped: bool = False) -> None:
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     err().print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
-
-
-def show_name(name: str) -> str:
-    """Return a client name that is safe to print on one line."""
-    shown = name if name.isprintable() else repr(name)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from fastfedul.ledger.store.folder import (
     INDEX,
     find_ledger,
 )
-from fastfedul.ledger.store.index import AnyRow, Index
+from fastfedul.ledger.store.index import AnyRow, Index, RoundTotal
 from fastfedul.ledger.store.places import array_files
 from fastfedul.ledger.store.request_rows import (
     read_log,
@@ -437,6 +437,19 @@ class LedgerReader:
         names = self.index.rows_by_key(ClientRow, "id", numbers)
         entries = [update_entry(names[row.client].name, row, round_) for row in rows]
         return tuple(sorted(entries, key=name_of))
+
+    def participation(
+        self, clients: Sequence[ClientId], width: int
+    ) -> dict[ClientId, list[RoundTotal]]:
+        """Return totals of clients over so many rounds at a time, for a picture.
+
+        The database adds them up without looking at digests; `verify` does that.
+        """
+        with self.index.reading():
+            rows = {name: self._client_row(name) for name in clients}
+            ids = {name: row.id for name, row in rows.items() if row is not None}
+            found = self.index.totals(list(ids.values()), width)
+        return {name: found.get(number, []) for name, number in ids.items()}
 
     def adjustments(self) -> Mapping[int, Flat]:
         """Return corrections of the model by the round from which they count."""

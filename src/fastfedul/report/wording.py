@@ -47,6 +47,16 @@ def shorten(text: str, width: int = 60) -> str:
     return shown
 
 
+def show_name(name: str) -> str:
+    r"""Return a client name that is safe to show on one line, and to tell apart.
+
+    >>> show_name("a\u202eb")
+    "'a\\u202eb'"
+    """
+    shown = name if name.isprintable() else repr(name)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
 def show_share(value: float | None) -> str:
     """Return a share as a percentage with one digit."""
     if value is None or not math.isfinite(value):

@@ -12,6 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,21 @@ Found = TypeVar("Found")
 
 _LOOKS = 3
 """How often a reader looks into the file itself before it takes a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTotal:
+    """One client in some rounds that follow each other.
+
+    Attributes:
+        bin: Number of the group of rounds, from 0.
+        rounds: Rounds among them in which the client took part.
+        pull: Sum of share times length of the client's updates.
+    """
+
+    bin: int
+    rounds: int
+    pull: float
 
 
 class Index:
@@ -350,6 +366,25 @@ class Index:
             "ORDER BY contribution, id LIMIT ?"
         )
         return [_int(row[0]) for row in self._fetch(sql, (count,))]
+
+    def totals(self, clients: Sequence[int], width: int) -> dict[int, list[RoundTotal]]:
+        """Return totals over so many rounds at a time, for some clients.
+
+        Only a picture: the rows are added up in the database, without their digests.
+        """
+        marks = ", ".join("?" * len(clients))
+        sql = (
+            "SELECT client, round / ? AS bin, count(*), "
+            "total(share * coalesce(norm, 0)) "
+            f"FROM updates WHERE client IN ({marks}) GROUP BY client, bin"
+        )
+        found: dict[int, list[RoundTotal]] = {}
+        for client, place, rounds, pull in self._fetch(sql, (width, *clients)):
+            if not isinstance(pull, float):
+                raise LedgerDamagedError(f"{self.path} is damaged: it cannot be added")
+            total = RoundTotal(_int(place), _int(rounds), pull)
+            found.setdefault(_int(client), []).append(total)
+        return found
 
     def _checked(
         self, row: type[Row], where: str, arguments: Sequence[Value]
