@@ -32,6 +32,7 @@ from fastfedul.ledger.verify import verify
 from fastfedul.methods.fast_fedul.removal import Removal
 from fastfedul.methods.fast_fedul.skews import Skew
 from fastfedul.params import Array
+from fastfedul.records import VectorRef
 
 LAYOUT = Params.of(
     {"w": np.zeros((4, 3), np.float32), "b": np.zeros(5, np.float32)}
@@ -306,3 +307,30 @@ def test_an_erasure_of_sampled_updates_leaves_steps_that_lead_to_the_final_model
     steps = np.sum(list(server_steps(ledger)), axis=0)
     found = ledger.initial.params.flat + steps
     np.testing.assert_allclose(found, ledger.final.params.flat, atol=3e-5)
+
+
+@by_optimizer
+@pytest.mark.parametrize("at_once", [True, False])
+def test_after_an_erasure_every_state_follows_from_the_rounds_that_stay(
+    optimizer: ServerOptimizer, at_once: bool, tmp_path: Path
+) -> None:
+    rounds = history(8)
+    ledger = recorded(rounds[:4], optimizer, tmp_path)
+    forget(ledger, ["ann"], FastFedUL(skew=Scalar(0.2)), erase=at_once)
+    for round_ in without(rounds[4:], "ann"):
+        ledger.append(replace(round_, index=ledger.num_rounds))
+    if not at_once:
+        forget(ledger, ["ann"], erase=True)
+    state = optimizer.start(ledger.settings.layout.size)
+    for index in range(8):
+        if index == 4:
+            given = ledger.server_states()[4]
+            np.testing.assert_allclose(given.vectors, state.vectors, atol=2e-5)
+        mean = ledger.combine([VectorRef(index)], [[1.0]]).sums[0]
+        vectors, _ = optimizer.move(state.vectors, mean, state.steps)
+        state = replace(state, steps=state.steps + 1, vectors=vectors)
+    assert ledger.final.server is not None
+    np.testing.assert_allclose(ledger.final.server.vectors, state.vectors, atol=2e-5)
+    assert_models_lead_to_final(ledger)
+    assert isinstance(ledger, DiskLedger)
+    assert verify(ledger).problems == ()
