@@ -160,6 +160,15 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
             reader.last_buffers()
 
 
+def test_a_compacted_ledger_has_them_too(tmp_path: Path) -> None:
+    with ff.create_ledger(tmp_path / "ledger", with_buffers()) as ledger:
+        for index in range(2):
+            ledger.append(round_with_buffers(index))
+        ledger.compact()
+        assert means(ff.forget(ledger, ["d"]).model) == (11.0, 12)
+        assert ff.verify(ledger).problems == ()
+
+
 def test_a_ledger_in_other_dtypes_has_them_too(tmp_path: Path) -> None:
     ledger = MemoryLedger.create(with_buffers())
     for index in range(2):

@@ -17,6 +17,8 @@ from tests.support.disk_ledgers import (
     details_of,
     initial_model,
     round_of,
+    round_with_buffers,
+    with_buffers,
 )
 from tests.support.s3_server import S3Server
 
@@ -114,3 +116,26 @@ def test_a_folder_without_local_arrays_still_reads(
     with DiskLedger(remote) as ledger:
         ledger.append(round_of(3))
         assert verify(ledger).problems == ()
+
+
+def test_buffers_of_clients_are_on_the_store_and_beside_the_model(
+    tmp_path: Path, server: S3Server
+) -> None:
+    bucket, path = server.bucket(), tmp_path / "ledger"
+    address = f"s3://{bucket}/some/ledger"
+    with DiskLedger.create(path, with_buffers(), arrays=address) as ledger:
+        for index in range(3):
+            ledger.append(round_with_buffers(index))
+        forget(ledger, ["b"])
+        number = ledger.head.buffers_file
+        sent = ledger.last_buffers()
+    assert sorted(sent) == ["a", "c", "d"]
+    name = f"{number:08d}.safetensors"
+    assert (path / "arrays" / name).exists()
+    assert f"some/ledger/arrays/{name}" in server.objects(bucket)
+    # A reader without the local file, as after a restoration, takes the object.
+    (path / "arrays" / name).unlink()
+    with LedgerReader(path) as reader:
+        for client, own in reader.last_buffers().items():
+            np.testing.assert_array_equal(own["norm.mean"], sent[client]["norm.mean"])
+        assert verify(reader).problems == ()

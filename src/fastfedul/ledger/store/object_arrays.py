@@ -277,7 +277,7 @@ class ObjectArrays(ArrayFiles):
                 f"{self.store.address} was continued from another copy of this folder; "
                 "use that folder, or restore the ledger from the store"
             )
-        self._staying |= {n for n in (head.file, head.open_file) if n is not None}
+        self._staying |= _local_files(head)
         if newest < head.next_file:
             self.copy(index)
 
@@ -342,7 +342,7 @@ class ObjectArrays(ArrayFiles):
         self._uncopied_bytes += num_bytes
         with index.reading():
             head = index.one(HeadRow, id=1)
-        gone = self._staying - {head.file, head.open_file}
+        gone = self._staying - _local_files(head)
         self._unlink(gone)
         self._staying -= gone
         if erases:
@@ -442,3 +442,9 @@ class ObjectArrays(ArrayFiles):
                 f"which alone may write; {self.folder.parent} is out of date"
             )
         return found
+
+
+def _local_files(head: HeadRow) -> set[int]:
+    """Return the files that the local folder keeps: what every reader needs."""
+    wanted = (head.file, head.buffers_file, head.open_file)
+    return {number for number in wanted if number is not None}
