@@ -68,6 +68,7 @@ def facts(ledger: DiskLedger | LedgerReader | MemoryLedger) -> tuple[object, ...
         ledger.final.params.flat.tobytes(),
         {name: entry.state for name, entry in clients.items()},
         [[e.client for e in ledger.updates_in(i)] for i in range(ledger.num_rounds)],
+        {name: float(own["mean"]) for name, own in ledger.last_buffers().items()},
     )
 
 
@@ -102,7 +103,7 @@ class LedgerStates(RuleBasedStateMachine):
         self.budget: int | None = None
         self.sums = sums
         self.readers: list[tuple[contextlib.ExitStack, LedgerReader, object]] = []
-        start = Model(params(0))
+        start = Model(params(0), {"mean": np.array(0, np.float32)})
         self.memory = MemoryLedger.create(start)
         self.disk = DiskLedger.create(
             self.path, start, history="sums" if sums else "rounds"
@@ -160,7 +161,12 @@ class LedgerStates(RuleBasedStateMachine):
         chosen = sorted(rng.choice(names, count, replace=False).tolist())
         shares = rng.uniform(0.5, 2, count)
         updates = tuple(
-            ClientUpdate(name, float(share), params(seed, number))
+            ClientUpdate(
+                name,
+                float(share),
+                params(seed, number),
+                buffers={"mean": np.array(seed % 1000 + number, np.float32)},
+            )
             for number, (name, share) in enumerate(
                 zip(chosen, shares / shares.sum(), strict=True)
             )

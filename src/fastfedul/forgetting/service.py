@@ -32,6 +32,7 @@ from fastfedul.ledger.protocol import (
     state_of,
 )
 from fastfedul.limits import require_number, require_path, require_type, show
+from fastfedul.methods.buffers import OLD_BUFFERS
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
     Method,
@@ -386,6 +387,7 @@ def _computed(
             *lookalike_warnings(names, ledger.clients()),
             *(() if request.stayers else (NOBODY_STAYS,)),
             *result.warnings,
+            *((OLD_BUFFERS,) if current.buffers and result.buffers is None else ()),
             *privacy_warning(privacy),
         ),
         privacy=privacy,

@@ -20,7 +20,7 @@ from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.store.codec import encoded_bytes
 from fastfedul.ledger.views import CountedLedger
 from fastfedul.limits import require_type
-from fastfedul.methods.buffers import OLD_BUFFERS, buffers_without
+from fastfedul.methods.buffers import buffers_without
 from fastfedul.params import Array, Params, subtract
 from fastfedul.records import ClientId, Model, ServerState, UpdateEntry
 
@@ -90,7 +90,7 @@ class UnlearnResult:
         params: Parameters of the cleaned model.
         clients: Clients that the method forgot.
         buffers: Buffers of the cleaned model; None if the method gives none. `measured`
-            then takes the mean over the last round's other clients.
+            then takes the mean over the last round's other clients, if they are known.
         delta: The difference, cleaned minus current parameters, if the method has it
             more exactly than a subtraction gives it; None for the subtraction.
         settings: Settings that the call filled in, as JSON values.
@@ -250,10 +250,8 @@ def measured(method: Method, request: UnlearnRequest) -> UnlearnResult:
     result = method(replace(request, ledger=counted))
     kind = "a fastfedul.UnlearnResult"
     require_type(f"the result of {method.name}", result, UnlearnResult, kind)
-    if result.buffers is None and counted.final.buffers:
-        found = buffers_without(counted, request.gone)
-        old = () if found else (OLD_BUFFERS,)
-        result = replace(result, buffers=found, warnings=(*result.warnings, *old))
+    if result.buffers is None:
+        result = replace(result, buffers=buffers_without(counted, request.gone))
     return replace(
         result,
         seconds=time.perf_counter() - started,
