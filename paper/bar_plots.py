@@ -76,6 +76,9 @@ def draw_costs(stem: str, title: str, group: Group) -> str:
         _use_log(right, numbers, "bytes (no bar: none, or unknown)", 16, _bytes)
         _name_methods(left, group)
         _tell_missing(left, group)
+        for place, line in enumerate(group):
+            if line.num_measured and not line.seconds:
+                _write(left, place, "not timed yet")
         legend_below(figure, left, right)
 
     return render(stem, title, 1.3 + 0.42 * len(group), paint)
@@ -160,15 +163,21 @@ def _tell_missing(axes: Axes, group: Group) -> None:
     """Write where there are no numbers, and why; above the paper's backdoor."""
     for place, line in enumerate(group):
         if not line.num_measured:
-            axes.text(
-                0.02,
-                place - _BAR / 2,
-                "refused" if line.refused else "not run yet",
-                transform=axes.get_yaxis_transform(),
-                va="center",
-                fontsize=_SMALL,
-                color=FAINT,
-            )
+            said = "refused" if line.refused else "not run yet"
+            _write(axes, place - _BAR / 2, said)
+
+
+def _write(axes: Axes, at: float, text: str) -> None:
+    """Write where a bar would begin."""
+    axes.text(
+        0.02,
+        at,
+        text,
+        transform=axes.get_yaxis_transform(),
+        va="center",
+        fontsize=_SMALL,
+        color=FAINT,
+    )
 
 
 def _add_log_bars(

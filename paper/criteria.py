@@ -75,13 +75,18 @@ def _row(method: str, summaries: Sequence[Summary]) -> str:
 def _gaps(
     method: str, summaries: Sequence[Summary], *, half: bool
 ) -> tuple[float | None, float | None]:
-    """Return how far a method is from retraining at worst: main lost, backdoor left."""
+    """Return how far a method is from retraining at worst: main lost, backdoor left.
+
+    Both are None until the method has as many seeds as retraining in every table.
+    """
     main, backdoor = [], []
     for (_, _, split), lines in by_table(summaries).items():
+        if (split == HALF) != half:
+            continue
         found = {line.method: line for line in lines}
         own, again = found.get(method), found.get(RETRAINED)
-        if (split == HALF) != half or own is None or again is None:
-            continue
+        if own is None or again is None or own.num_measured != again.num_measured:
+            return None, None
         if own.main and again.main and own.backdoor and again.backdoor:
             main.append(100 * (again.main.value - own.main.value))
             backdoor.append(100 * (own.backdoor.value - again.backdoor.value))

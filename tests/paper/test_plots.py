@@ -140,6 +140,15 @@ def test_a_refusal_and_the_papers_figures_are_shown(
     assert texts(svg) >= {"paper", "refused", "not run yet", "90.00 %", "one seed"}
 
 
+def test_a_result_without_its_time_is_named(line_with: Build, store: CellStore) -> None:
+    known = {"main": 0.9, "seconds": 2.0}
+    lines = [line_with(known), line_with({**known, "seconds": None}, label="kd")]
+    svg = plots_of("cost", summarize(lines, store))["cost-pixel-mnist"]
+    assert "not timed yet" in texts(svg)
+    svg = plots_of("cost", summarize(lines[:1], store))["cost-pixel-mnist"]
+    assert "not timed yet" not in texts(svg)
+
+
 def test_the_stand_in_is_named_in_its_plot(line_with: Build, store: CellStore) -> None:
     line = line_with({"main": 0.9}, data="oct", source="oct-retina-subset")
     ((stem, svg),) = plots_of("pixel", summarize([line], store)).items()

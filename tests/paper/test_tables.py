@@ -229,3 +229,16 @@ def test_every_experiment_has_its_tables(name: str, scale: Scale, fill: Fill) ->
     assert "None" not in text
     assert "nan" not in text
     assert to_csv(summaries).count("\n") == len(lines) + 1
+
+
+def test_criteria_are_judged_on_the_seeds_of_retraining(
+    line_with: Build, store: CellStore
+) -> None:
+    good = {"main": 0.97, "backdoor": 0.01}
+    again = line_with(good, good, label="retrained")
+    half = line_with(good, None, label="kd")
+    text = page("criteria", again, half, store=store)
+    assert "| kd | – / yes |" in text
+    whole = line_with(good, good, label="kd")
+    text = page("criteria", again, whole, store=store)
+    assert "| kd | yes (0.0, 0.0) / yes |" in text
