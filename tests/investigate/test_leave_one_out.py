@@ -9,7 +9,7 @@ import pytest
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.investigate.contribution import contributions_to
-from fastfedul.investigate.culprits import FIRST, Search, Step, look, search, threshold
+from fastfedul.investigate.culprits import Search, Step, look, search, wanted_scores
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import evidence_of
 from fastfedul.investigate.leave_one_out import LeaveOut
@@ -155,7 +155,7 @@ def test_a_client_that_works_against_a_class_gains_no_excess() -> None:
     assert evidence.error(Odds(bad, np.array([1.0, 1, 3, 3]))) == pytest.approx(
         0.5**0.5
     )
-    assert threshold(FIRST, 1) > threshold(FIRST, 10)
+    assert wanted_scores(1, 20) > wanted_scores(10, 20) > wanted_scores(10, 50)
 
 
 def test_unwanted_answers_must_be_answers_that_the_model_gives() -> None:

@@ -27,7 +27,7 @@ All of it leads far away from the model, where honest clients came first by chan
 MOST_LOOKS = 4
 
 FIRST = (2.0, 3.0)
-"""Score of the first suspect: nats, and nats more for few inputs.
+"""Score of the first suspect among ten clients: nats, and nats more for few inputs.
 
 This second part, and those below, shrink with the root of the number of inputs. All
 thresholds were chosen on development runs (digits, seeds 100 to 199).
@@ -37,7 +37,10 @@ NEXT = (0.05, 0.15)
 """Part of the first suspect's score that other suspects must have."""
 
 LEAST = 0.3
-"""Nats that every suspect must have."""
+"""Nats that every suspect among ten clients must have."""
+
+USUAL_CLIENTS = 10
+"""Among more clients each adds less, and these two thresholds shrink as shares do."""
 
 STANDARD_ERRORS = 2.0
 """Standard errors, by the scatter of right answers, that every suspect must have."""
@@ -99,6 +102,16 @@ def threshold(parts: tuple[float, float], num_inputs: int) -> float:
     return parts[0] + parts[1] / math.sqrt(num_inputs)
 
 
+def wanted_scores(num_inputs: int, num_clients: int) -> tuple[float, float]:
+    """Return the scores that the first suspect, and every suspect, must have.
+
+    >>> wanted_scores(1, 10), wanted_scores(1, 50)
+    ((5.0, 0.3), (1.0, 0.06))
+    """
+    part = min(1.0, USUAL_CLIENTS / num_clients)
+    return threshold(FIRST, num_inputs) * part, LEAST * part
+
+
 def look(
     leave: LeaveOut, evidence: Evidence, gone: Sequence[ClientId], tell: Tell
 ) -> dict[ClientId, Odds]:
@@ -152,10 +165,11 @@ def search(
     name, top = ranked(evidence, first)[0]
     chance = chances[name]
     unlikely = chance is None or chance <= SIGNIFICANT
-    if top < threshold(FIRST, number) or not unlikely:
+    first_wanted, least = wanted_scores(number, len(leave.clients))
+    if top < first_wanted or not unlikely:
         return Search((), None, wanted)
     steps = [Step(name, 1, top)]
-    least = max(LEAST, threshold(NEXT, number) * top)
+    least = max(least, threshold(NEXT, number) * top)
     drops = dict(first)
     # Without right answers nobody knows how far honest clients reach.
     for count in range(1, MOST_LOOKS + 1 if evidence.compares else 1):

@@ -13,14 +13,13 @@ from fastfedul.data.npz import UNWANTED
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.trainer import GradientTrainer, Labels
 from fastfedul.investigate.culprits import (
-    FIRST,
     SIGNIFICANT,
     Search,
     Tell,
     look,
     ranked,
     search,
-    threshold,
+    wanted_scores,
 )
 from fastfedul.investigate.held_ledger import HeldLedger
 from fastfedul.investigate.inputs import backdoor_of, evidence_of
@@ -269,7 +268,7 @@ def _notes(
             "and no search for groups; give some as --reference FILE.npz"
         )
     if not found.steps:
-        wanted = threshold(FIRST, len(evidence.answers))
+        wanted, _ = wanted_scores(len(evidence.answers), len(suspects))
         notes.append(
             f"a client stands out from a score of {wanted:.2f} nats on, with a p-value "
             f"of at most {SIGNIFICANT}; the first client has {suspects[0].score:.2f}"
