@@ -32,8 +32,8 @@ def sign_ecdsa(self: Any, message: bytes, signing_algorithm: str) -> Any:
 def main() -> None:
     """Serve until standard input ends; the first line printed is the port."""
     if "as-it-is" not in sys.argv:
-        utils.RSAPrivateKey.sign = sign_rsa
-        utils.ECDSAPrivateKey.sign = sign_ecdsa
+        utils.RSAPrivateKey.sign = sign_rsa  # type: ignore[method-assign]
+        utils.ECDSAPrivateKey.sign = sign_ecdsa  # type: ignore[method-assign]
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     print(server.get_host_and_port()[1], flush=True)

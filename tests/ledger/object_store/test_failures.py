@@ -18,6 +18,7 @@ from fastfedul import (
     forget,
     verify,
 )
+from fastfedul.errors import MissingPackageError
 from fastfedul.ledger.restoration import restore_ledger
 from fastfedul.ledger.store import object_store, transaction
 from tests.support.disk_ledgers import (
@@ -294,6 +295,6 @@ def test_a_missing_extra_is_one_line(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(MissingPackageError) as caught:
         LedgerReader(path)
     assert_one_line(caught, "fastfedul[store]")
