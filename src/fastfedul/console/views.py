@@ -314,14 +314,14 @@ def holdings_of(ledger: LedgerReader, path: Path, name: ClientId) -> list[Holdin
     ]
     named = sum(name in own.entry.event.clients for own in certificates_of(ledger))
     if named:
-        found.append(Holding("certificates", f"its name, {named} times", "name"))
+        found.append(Holding("certificates", f"its name, in {named}", "name"))
     if _key_of(ledger.path, name) is not None:
         text = "its name and the fingerprint of its key"
         found.append(Holding(f"{ledger.path.name}.nodes.json", text, "name"))
     failed = sum(one.client == name for one in read_failures(ledger.path))
     if failed:
         file = f"{ledger.path.name}.failures.jsonl"
-        found.append(Holding(file, f"its name, {failed} times", "name"))
+        found.append(Holding(file, f"its name, in {failed} lines", "name"))
     run = run_at(path)
     if run is not None:
         for place in seed_runs_with(run, [name]):
