@@ -12,7 +12,8 @@ import pytest
 
 from fastfedul import DiskLedger, FastFedULError, LedgerReader
 from fastfedul.console.jobs import KEPT_JOBS, Jobs
-from tests.console.conftest import Browser
+from fastfedul.runs.training import RunConfig, prepare, train
+from tests.console.conftest import Browser, browser_at
 from tests.support.commands import run, run_json
 from tests.support.damage import array_of
 
@@ -231,3 +232,28 @@ def test_old_jobs_give_way_and_too_many_are_refused() -> None:
     finally:
         go_on.set()
         jobs.close()
+
+
+@pytest.mark.slow
+def test_the_attacker_behind_wrong_answers_is_traced_and_judged(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs the extra torch")
+    config = RunConfig.from_options(attack="pixel", rounds=20, workers=1)
+    train(config, tmp_path / "run")
+    prepared = prepare(config)
+    bad, own = io.BytesIO(), io.BytesIO()
+    np.savez(bad, images=prepared.backdoor.images[:10])
+    test = prepared.dataset
+    np.savez(own, images=test.test_images[:50], labels=test.test_labels[:50])
+    for browser in browser_at(tmp_path / "run"):
+        browser.get(f"/?token={browser.console.sessions.token}")
+        files = {"inputs": ("bad.npz", bad.getvalue())}
+        page = browser.finish(browser.post("/trace", files=files))
+        assert "client-0 stands out" in page
+        assert "/forget?client=client-0" in page
+        files = {"validation": ("own.npz", own.getvalue())}
+        page = browser.finish(
+            browser.post("/forget/plan", client="client-0", files=files)
+        )
+        assert "Your 50 images" in page
+        assert "right before" in page
+        assert "Attack success" in browser.get("/compare")
