@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {
     *("torch", "flwr", "ray", "sklearn", "scipy", "matplotlib", "tensorflow"),
     *("cryptography", "jinja2", "PIL", "polars", "obstore", "boto3", "botocore"),
+    *("prometheus_client", "mlflow"),
 }
 STORE = {"obstore", "boto3", "botocore"}
 """Packages of the extra `store`, which one module alone imports, when it is used."""
@@ -32,6 +33,8 @@ PLANTED = {
     "federation/rounds.py": "import torch",
     "runs/validation.py": "def f():\n    from scipy import stats",
     "params.py": "from fastfedul.records import Model",
+    "console/app.py": "import prometheus_client",
+    "integrations/flower/run.py": "def f():\n    import mlflow",
 }
 
 

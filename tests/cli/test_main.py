@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from typer.testing import CliRunner
 from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
 from fastfedul.cli import main
 from fastfedul.forgetting.requests import add_request
-from tests.support.commands import run, run_json
+from tests.support.commands import COMMAND, run, run_json, run_program
+from tests.support.damage import array_of
+from tests.support.disk_ledgers import record
 
 
 @pytest.mark.parametrize(
@@ -272,3 +275,28 @@ def test_80_columns_break_no_digest_path_or_time(
                 assert text in shown.stdout, (words, text)
                 seen += 1
     assert seen > 10
+
+
+def test_lines_on_standard_error_are_json_objects_if_asked(tmp_path: Path) -> None:
+    found = run_program(*COMMAND, "--log-format", "json", "bogus", code=2)
+    (line,) = map(json.loads, found.stderr.splitlines())
+    assert (line["level"], line["message"]) == ("error", "No such command 'bogus'.")
+    assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta()
+    ledger = record(tmp_path / "ledger", 2)
+    array_of(ledger, round_=1, client="b").flip(-1)
+    words = ("--log-format", "json", "ledger", "verify", ledger)
+    found = run_program(*COMMAND, *words, code=1)
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    assert {line["level"] for line in lines} == {"error"}
+    assert lines[0]["message"].startswith("damaged: ")
+
+
+def test_pythons_own_loggers_write_the_same_lines() -> None:
+    code = (
+        "import logging; from fastfedul.cli import output; output.log_as_json();"
+        "logging.getLogger('fastfedul.x').warning('round %s of \\n', 3)"
+    )
+    found = run_program(sys.executable, "-c", code)
+    line = json.loads(found.stderr)
+    assert (line["level"], line["logger"]) == ("warning", "fastfedul.x")
+    assert line["message"] == "round 3 of \n"

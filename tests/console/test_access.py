@@ -144,3 +144,13 @@ def test_old_sessions_give_way_to_new_ones() -> None:
         sessions.begin(sessions.token)
     assert sessions.find(first.cookie) is None
     assert sessions.find(None) is None
+
+
+def test_prometheus_may_look_without_a_token_and_only_on_this_machine(
+    stranger: Browser,
+) -> None:
+    found = stranger.client.get("/metrics")
+    assert found.status_code == 200
+    assert found.headers["content-type"].startswith("text/plain; version=")
+    assert "\nfastfedul_rounds_total 4.0\n" in found.text
+    assert stranger.client.get("/metrics", headers={"host": "evil"}).status_code == 403

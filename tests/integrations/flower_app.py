@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
+import urllib.request
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -250,6 +253,21 @@ def forgetting(grid: Grid, folder: Path) -> dict[str, Any]:
     return found
 
 
+def watched(grid: Grid, folder: Path) -> dict[str, Any]:
+    """Scrape the metrics before the first round and after every round."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    pages: list[str] = []
+
+    def scrape(number: int) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            pages.append(answer.read().decode())
+
+    faults = {"1@2": "nan"}
+    options: dict[str, Any] = {"faults": faults, "after": scrape, "metrics_port": port}
+    return {**run(grid, folder, "watched", num_rounds=2, **options), "pages": pages}
+
+
 def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
     """Run everything; the outcome of each scenario by name."""
     broken = {
@@ -301,6 +319,7 @@ def scenarios(grid: Grid, folder: Path) -> dict[str, Any]:
             local=PROJECT.local.training.sgd,
         ),
         "forget": forgetting(grid, folder),
+        "watched": watched(grid, folder),
         "optimizers": optimizer_scenarios(
             grid, folder, initial_arrays(), everybody, run
         ),

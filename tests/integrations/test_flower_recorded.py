@@ -345,3 +345,14 @@ def wait_for_rounds(
                 return
         time.sleep(0.05)
     pytest.fail("the simulation ended before it was killed")
+
+
+def test_prometheus_finds_rounds_stages_and_failures(scenarios: Scenarios) -> None:
+    before, _, after = scenarios.found["watched"]["pages"]
+    assert "fastfedul_rounds_total 0.0" in before
+    assert "fastfedul_rounds_total 2.0" in after
+    assert 'failures_total{outcome="left out",task="train"} 1.0' in after
+    assert 'stage_seconds_count{stage="train"} 2.0' in after
+    assert 'stage_seconds_count{stage="record"} 2.0' in after
+    assert 'stage_seconds_count{stage="evaluate"} 2.0' in after
+    assert "client-" not in after

@@ -28,6 +28,7 @@ from fastfedul.data.sources import load
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.federation.replies import RoundDiscardedError
 from fastfedul.forgetting.certificates import read_certificate
+from fastfedul.ledger.failures import read_failures
 from fastfedul.runs.preparation import client_names
 from fastfedul.runs.training import (
     PlannedForgetting,
@@ -562,3 +563,16 @@ def test_training_that_runs_away_says_so(tmp_path: Path) -> None:
     with pytest.raises(RoundDiscardedError, match="smaller learning rate") as caught:
         train(SMALL.with_options(lr=1e25), tmp_path / "run")
     assert "more than half; 'client-0': its parameters have NaN" in str(caught.value)
+
+
+def test_a_client_whose_training_runs_away_is_noted_beside_the_ledger(
+    tmp_path: Path,
+) -> None:
+    train(SMALL.with_options(attack_scale=1e6, rounds=2), tmp_path / "run")
+    found = read_failures(tmp_path / "run" / "ledger")
+    assert [(one.round, one.client, one.task) for one in found] == [
+        (1, "client-0", "train"),
+        (2, "client-0", "train"),
+    ]
+    with LedgerReader(tmp_path / "run") as ledger:
+        assert "client-0" not in {update.client for update in ledger.updates_in(0)}

@@ -17,6 +17,7 @@ from fastfedul.cli.output import (
     print_error,
     print_facts,
     print_json,
+    say,
     show_name,
     warn,
 )
@@ -219,11 +220,10 @@ def _show(
         )
     if result.failed:
         why = f"{', '.join(result.failed)} fails"
-        err().print(f"[red]does not hold:[/red] {why}", soft_wrap=True)
+        say(why, level="error", label="does not hold")
         return
     if not result.ok:
-        why = escape(result.checks[0].text)
-        err().print(f"[yellow]not authenticated:[/yellow] {why}", soft_wrap=True)
+        say(result.checks[0].text, level="warning", label="not authenticated")
         return
     # In the words of this program: a file may say anything.
     may, may_not = conclusions(erased=said.history == "erased")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fastfedul.cli.options import RunPath
-from fastfedul.cli.output import JsonFlag, err, out, print_json
+from fastfedul.cli.output import JsonFlag, out, print_json, say
 
 USUAL_PORT = 8765
 
@@ -38,6 +38,6 @@ def open_console(
             print_json({"link": link, "read_only": place})
             return
         out().print(f"Open {link}", markup=False, soft_wrap=True)
-        err().print("Ctrl-C ends the console.", markup=False)
+        say("Ctrl-C ends the console.")
 
     serve(path, port, ready)

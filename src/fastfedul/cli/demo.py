@@ -16,7 +16,7 @@ from fastfedul.cli.compare import (
     show_comparison,
     write_page,
 )
-from fastfedul.cli.output import JsonFlag, err, out, print_json
+from fastfedul.cli.output import JsonFlag, out, print_json, say
 from fastfedul.cli.stopping import telling_how_to_go_on
 from fastfedul.cli.train import how_to_resume, training_progress
 from fastfedul.errors import FastFedULError, InvalidInputError
@@ -79,7 +79,7 @@ def run_demo(
         print_json(facts)
         return
     show_comparison(found, page)
-    err().print("open the report in a browser", markup=False)
+    say("open the report in a browser")
 
 
 def _make_room(folder: Path, config: RunConfig) -> None:

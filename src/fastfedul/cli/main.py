@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import click
 import typer
@@ -133,8 +133,24 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _choose_log_format(chosen: str) -> None:
+    if chosen == "json":
+        from fastfedul.cli.output import log_as_json
+
+        log_as_json()
+
+
 @app.callback()
 def main(
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            help="Lines on standard error, such as progress, warnings and errors: "
+            "text, or a JSON object each. Give it before the verb.",
+            callback=_choose_log_format,
+            is_eager=True,
+        ),
+    ] = "text",
     show_version: Annotated[
         bool,
         typer.Option(
@@ -166,9 +182,10 @@ def run() -> None:
 def run_app(application: typer.Typer) -> None:
     """Run verbs; errors become one line, or one JSON object, and an exit code."""
     only_json = "--json" in sys.argv[1:]
+    logs = any(word.startswith("--log-format") for word in sys.argv[1:])
     try:
         # Outside standalone mode, errors of usage come here to be printed as JSON.
-        code = application(standalone_mode=not only_json)
+        code = application(standalone_mode=not (only_json or logs))
     except InvalidInputError as error:
         _fail(str(error), 2, only_json)
     except FastFedULError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -22,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fastfedul.report.wording import show_bytes as show_bytes
 from fastfedul.report.wording import show_name as show_name
@@ -30,6 +33,13 @@ from fastfedul.strict_json import finite_values
 
 Say = Callable[[str, int, int], None]
 """Called with the name of a task, the work done, and the work in all."""
+
+Level = Literal["info", "warning", "error"]
+
+_COLORS: Mapping[Level, str] = {"info": "", "warning": "yellow", "error": "red"}
+
+_as_json = False
+"""Whether lines on standard error are JSON objects; the command line says it once."""
 
 _WIDE = 80
 _PADDING, _FRAMED = 2, 3
@@ -45,8 +55,55 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """Return the console for progress, warnings and errors."""
-    return Console(stderr=True, highlight=False)
+    """Return the console for what moves on a terminal: bars, and words that wait."""
+    return Console(
+        stderr=True, highlight=False, force_terminal=False if _as_json else None
+    )
+
+
+def log_as_json() -> None:
+    """Print each line on standard error as a JSON object from now on."""
+    global _as_json
+    _as_json = True
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def say(text: str, *, level: Level = "info", label: str = "", **facts: Any) -> None:
+    """Print a line on standard error: progress, a warning, an error.
+
+    Args:
+        text: The line.
+        level: How bad it is.
+        label: Words before the text, in the colour of the level.
+        facts: What the line says, for programs that read JSON.
+    """
+    whole = f"{label}: {text}" if label else text
+    if _as_json:
+        # The level says it already.
+        message = text if label == level else whole
+        typer.echo(_json_line(level, message, facts), err=True)
+        return
+    line = Text(whole)
+    if label:
+        line.stylize(_COLORS[level], 0, len(label) + 1)
+    err().print(line, soft_wrap=True)
+
+
+def _json_line(level: str, text: str, facts: Mapping[str, Any]) -> str:
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": time, "level": level, "message": text, **facts}
+    return json.dumps(finite_values(line))
+
+
+class _JsonLines(logging.Formatter):
+    """What Python's own loggers say, in the same lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        return _json_line(record.levelname.lower(), text, {"logger": record.name})
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -157,13 +214,12 @@ def print_error(text: str, *, only_json: bool, stopped: bool = False) -> None:
     if only_json:
         print_json({"error": line})
     else:
-        start = "" if stopped else "[red]error:[/red] "
-        err().print(f"{start}{escape(line)}", soft_wrap=True)
+        say(line, level="error", label="" if stopped else "error")
 
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    err().print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+    say(text, level="warning", label="warning")
 
 
 @contextmanager
@@ -176,7 +232,7 @@ def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
     """
     console = err()
     if lines and not console.is_terminal:
-        yield _print_tasks(console)
+        yield _print_tasks()
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -194,13 +250,13 @@ def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
         )
 
 
-def _print_tasks(console: Console) -> Say:
+def _print_tasks() -> Say:
     last: list[str] = []
 
     def show(what: str, _done: int, _total: int) -> None:
         if last != [what]:
             last[:] = [what]
-            console.print(what, markup=False, soft_wrap=True)
+            say(what)
 
     return show
 

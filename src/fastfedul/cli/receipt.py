@@ -11,10 +11,10 @@ from fastfedul.cli.certificate import NOT_AUTHENTICATED, SignersKey, believed_ke
 from fastfedul.cli.options import RunPath
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     print_error,
     print_facts,
     print_json,
+    say,
     show_name,
 )
 from fastfedul.errors import InvalidInputError, LedgerError
@@ -117,11 +117,10 @@ def check(
             why = f"the ledger has another root for round {others[0]}"
         if wrong:
             why = f"the proof of round {wrong[0]} fails"
-        err().print(f"does not hold: {why}", markup=False, soft_wrap=True)
+        say(why, level="error", label="does not hold")
         raise typer.Exit(1)
     if signer is None:
-        text = f"not authenticated: {signature.text}"
-        err().print(text, markup=False, soft_wrap=True)
+        say(signature.text, level="warning", label="not authenticated")
         raise typer.Exit(NOT_AUTHENTICATED)
 
 

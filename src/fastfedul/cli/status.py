@@ -11,10 +11,10 @@ import typer
 from fastfedul.cli.options import RunPath
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_facts,
     print_json,
+    say,
     show_bytes,
     show_name,
 )
@@ -123,7 +123,7 @@ def _show(found: Status) -> None:
         ],
     )
     for text in found.problems:
-        err().print(f"problem: {text}", markup=False, soft_wrap=True, style="red")
+        say(text, level="error", label="problem")
     for text in found.advice:
         out().print(f"next: {text}", markup=False, soft_wrap=True)
     if not found.problems and not found.advice:

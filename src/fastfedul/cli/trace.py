@@ -15,14 +15,7 @@ from fastfedul.cli.investigation import (
     name_page,
     warn_of,
 )
-from fastfedul.cli.output import (
-    JsonFlag,
-    err,
-    out,
-    print_json,
-    print_table,
-    show_name,
-)
+from fastfedul.cli.output import JsonFlag, out, print_json, print_table, say, show_name
 from fastfedul.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -139,7 +132,7 @@ def _print_names(found: Trace) -> None:
         InvalidInputError: If a shell would take a name for something else.
     """
     if not found.culprits:
-        err().print(found.verdict, markup=False)
+        say(found.verdict)
         raise typer.Exit(NOBODY_CODE)
     for name in found.culprits:
         if shlex.quote(name) != name or name.startswith("-"):

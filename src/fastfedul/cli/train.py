@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from fastfedul.cli.output import (
     out,
     print_facts,
     print_json,
+    say,
     show_name,
     show_seconds,
     warn,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fastfedul.forgetting.requests import AppliedRequest
     from fastfedul.records import ClientId
     from fastfedul.runs.metrics_file import RoundMetrics
+    from fastfedul.runs.stages import StageTimes
     from fastfedul.runs.training import PlannedForgetting, RunSummary
 
 _NARROW = 80
@@ -100,6 +102,14 @@ def train_run(
             show_default=False,
         ),
     ] = "in-process",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve metrics for Prometheus on this port of 127.0.0.1 while "
+            "training; 0 for any that is free.",
+            metavar="PORT",
+        ),
+    ] = None,
     json: JsonFlag = False,
     **options: Any,
 ) -> None:
@@ -121,7 +131,23 @@ def train_run(
     given = {k: v for k, v in options.items() if v is not None and v != []}
     if "set" in given:
         given["set"] = named_settings(given["set"])
-    _train(run, config, given, engine, go_on=resume, only_json=json)
+    with _watched(run, metrics_port) as stages:
+        _train(run, config, given, engine, stages, go_on=resume, only_json=json)
+
+
+@contextmanager
+def _watched(run: Path, port: int | None) -> Iterator[StageTimes | None]:
+    """Serve the metrics of a training, if somebody gave a port for them."""
+    if port is None:
+        yield None
+        return
+    from fastfedul.runs.stages import StageTimes
+    from fastfedul.watching import served_metrics
+
+    stages = StageTimes()
+    with served_metrics(run, port, stages) as own:
+        say(f"metrics at http://127.0.0.1:{own}/metrics", port=own)
+        yield stages
 
 
 def _train(
@@ -129,6 +155,7 @@ def _train(
     config: Path | None,
     given: dict[str, Any],
     engine: Any,
+    stages: StageTimes | None,
     *,
     go_on: bool,
     only_json: bool,
@@ -146,7 +173,9 @@ def _train(
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(num_rounds, only_json) as lines,
         ):
-            summary = training.resume(run, given, **lines.callbacks, engine=engine)
+            summary = training.resume(
+                run, given, **lines.callbacks, engine=engine, stages=stages
+            )
     else:
         options = read_options(config) if config is not None else {}
         settings = RunConfig.from_options({**options, **given})
@@ -154,7 +183,9 @@ def _train(
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(settings.rounds, only_json) as lines,
         ):
-            summary = training.train(settings, run, **lines.callbacks, engine=engine)
+            summary = training.train(
+                settings, run, **lines.callbacks, engine=engine, stages=stages
+            )
     if only_json:
         print_json(_facts(summary))
     else:
@@ -224,15 +255,15 @@ def training_progress(num_rounds: int, hidden: bool) -> Iterator[TrainingLines]:
     own, so that a file or a log says how far the run is.
     """
     console = err()
-    # On a terminal this console alone knows the line that changes.
-    say = partial(console.print, markup=False, soft_wrap=True)
     if hidden:
         yield TrainingLines(lambda metrics: None, lambda text: None)
     elif not console.is_terminal:
         yield TrainingLines(_print_rounds(num_rounds), say)
     else:
         with _changing_line(num_rounds, console) as show:
-            yield TrainingLines(show, say)
+            # This console alone knows the line that changes.
+            tell = partial(console.print, markup=False, soft_wrap=True)
+            yield TrainingLines(show, tell)
 
 
 def _print_rounds(num_rounds: int) -> Callable[[RoundMetrics], None]:
@@ -244,10 +275,9 @@ def _print_rounds(num_rounds: int) -> Callable[[RoundMetrics], None]:
         left = sum(taken) / len(taken) * (num_rounds - done)
         parts = [*_accuracies(metrics), show_seconds(seconds)]
         rest = timedelta(seconds=round(left))
-        err().print(
+        say(
             f"{done} of {num_rounds} rounds: {', '.join(parts)}, {rest} left",
-            markup=False,
-            soft_wrap=True,
+            **asdict(metrics),
         )
 
     return show

@@ -41,6 +41,7 @@ from fastfedul.ledger.reader import LedgerReader
 from fastfedul.report import wording
 from fastfedul.report.stored import read_comparison
 from fastfedul.runs.status import age_of, status_in, writer_of
+from fastfedul.watching import Metrics
 
 LARGEST_UPLOAD = 256 * 2**20
 """Bytes of a request; the examples of a trace are far fewer."""
@@ -139,6 +140,7 @@ def make_app(console: Console) -> FastAPI:
     get("/certificates")(pages.certificates)
     app.get("/certificates/{name}")(pages.download)
     get("/storage")(pages.storage)
+    app.get("/metrics")(pages.metrics)
     post = partial(app.post, dependencies=[Depends(require_secret)])
     post("/forget/plan")(pages.start_plan)
     post("/forget/now")(pages.start_forgetting)
@@ -165,6 +167,7 @@ class _Pages:
         self._console = console
         self._path = console.path
         self._environment = _environment()
+        self._metrics = Metrics(console.path)
 
     # --- every request -------------------------------------------------------
 
@@ -292,6 +295,11 @@ class _Pages:
         return RedirectResponse(f"/jobs/{job.number}", 303)
 
     # --- looking -------------------------------------------------------------
+
+    def metrics(self, request: Request) -> Response:
+        """Return the metrics for Prometheus; they name no client."""
+        text, kind = self._metrics.text(request.headers.get("accept", ""))
+        return Response(text, media_type=kind)
 
     def overview(self, request: Request) -> Response:
         """Return the overview."""

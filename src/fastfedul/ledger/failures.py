@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastfedul.errors import LedgerError
 from fastfedul.records import ClientId
+
+TASKS = ("train", "evaluate")
+OUTCOMES = ("left out", "capped")
 
 _LARGEST = 16 * 2**20
 """Bytes at the end of the file that are read; a federation may fail for years."""
@@ -77,3 +81,40 @@ def read_failures(ledger: Path) -> tuple[FailureEntry, ...]:
         except (ValueError, TypeError):
             continue
     return tuple(found)
+
+
+class FailureCounter:
+    """Counts all failures of a ledger; each time it reads only the lines since then.
+
+    Args:
+        ledger: Folder of the ledger.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        self._file = failures_of(ledger.absolute())
+        self._read = 0
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def count(self) -> Counter[tuple[str, str]]:
+        """Return the number of failures by task and outcome."""
+        try:
+            with self._file.open("rb") as file:
+                if file.seek(0, 2) < self._read:
+                    # Somebody began a new file.
+                    self._read, self._counts = 0, Counter()
+                file.seek(self._read)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read += len(line)
+                    self._add(line)
+        except OSError:
+            pass
+        return Counter(self._counts)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            entry = FailureEntry(**json.loads(line))
+            self._counts[entry.task, entry.outcome] += 1
+        except (ValueError, TypeError):
+            pass

@@ -42,6 +42,7 @@ from fastfedul.runs.plugins import (
     engine_maker,
     find_trainer,
 )
+from fastfedul.runs.stages import StageTimes
 
 _TEST = "test examples"
 _BACKDOOR = "backdoor examples"
@@ -206,6 +207,7 @@ def rounds_of(
     stop: int,
     absent: Set[ClientId],
     record: Callable[[Model, Round], Model] | None = None,
+    stages: StageTimes | None = None,
 ) -> Iterator[TrainedRound]:
     """Return some rounds of a run, each trained when it is asked for.
 
@@ -217,10 +219,11 @@ def rounds_of(
         stop: Number of the round to stop before.
         absent: Clients to leave out.
         record: Records a round and returns the model after it; None to record nothing.
+        stages: Gets the time that clients take to train.
     """
     config = prepared.config
     return run_rounds(
-        workers.train,
+        (stages or StageTimes()).timed("train", workers.train),
         prepared.sizes,
         config.round_schedule,
         model=model,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfedul.errors import FastFedULError, InvalidInputError, UnlearnRefusedError
+from fastfedul.federation.rounds import TrainedRound
 from fastfedul.federation.workers.pool import Workers
 from fastfedul.forgetting.folder import RUN_MODEL, require_newest, write_run_model
 from fastfedul.forgetting.requests import AppliedRequest, apply_requests, has_waiting
@@ -28,7 +29,8 @@ from fastfedul.ledger.anchor import Anchor
 from fastfedul.ledger.changes.drop import dropped_by
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.estimate import require_room
-from fastfedul.ledger.protocol import params_at
+from fastfedul.ledger.failures import FailureEntry, note_failures
+from fastfedul.ledger.protocol import now, params_at
 from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
@@ -55,6 +57,7 @@ from fastfedul.runs.preparation import (
     score,
     start_workers,
 )
+from fastfedul.runs.stages import StageTimes
 
 __all__ = [
     "Prepared",
@@ -133,6 +136,7 @@ def train(
     engine: str = IN_PROCESS,
     answered: Answered | None = None,
     forgot: Forgot | None = None,
+    stages: StageTimes | None = None,
 ) -> RunSummary:
     """Train a federation into a new folder; return how the run ended.
 
@@ -144,6 +148,7 @@ def train(
         engine: Where clients are trained; the run is the same, byte for byte.
         answered: Called with every request that the run applies or refuses.
         forgot: Called with every client that the run forgets by its options.
+        stages: Gets the times of the stages, for whoever watches them.
 
     Raises:
         InvalidInputError: If the folder is taken, or an option cannot be used.
@@ -161,7 +166,7 @@ def train(
         )
     config = config or RunConfig()
     config = config.with_options(data=findable(config.data.source))
-    return _run(path, config, None, progress, engine, answered, forgot)
+    return _run(path, config, None, progress, engine, answered, forgot, stages)
 
 
 def _check_callables(**given: object) -> None:
@@ -183,6 +188,7 @@ def resume(
     engine: str = IN_PROCESS,
     answered: Answered | None = None,
     forgot: Forgot | None = None,
+    stages: StageTimes | None = None,
 ) -> RunSummary:
     """Take up a run where its ledger ends, and finish it.
 
@@ -199,12 +205,13 @@ def resume(
         engine: Where clients are trained; it may be another engine than before.
         answered: Called with every request that the run applies or refuses.
         forgot: Called with every client that the run forgets by its options.
+        stages: Gets the times of the stages, for whoever watches them.
     """
     _check_callables(progress=progress, answered=answered, forgot=forgot)
     path = require_path(folder)
     config = load_config(path)
     changed = _changed(config, changes or {})
-    return _run(path, changed, config, progress, engine, answered, forgot)
+    return _run(path, changed, config, progress, engine, answered, forgot, stages)
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -224,9 +231,11 @@ def _run(
     engine: str,
     tell: Answered | None,
     forgot: Forgot | None,
+    given: StageTimes | None,
 ) -> RunSummary:
     """Train until all rounds are recorded; `before` is the configuration so far."""
     started = time.perf_counter()
+    stages = given or StageTimes()
     method = _forgetting_method(config)
     prepared = prepare(config)
     with (
@@ -240,18 +249,20 @@ def _run(
         answered: list[AppliedRequest] = []
         forgotten: list[PlannedForgetting] = []
         while True:
-            done = _answer(ledger, config, method)
+            done = _answer(ledger, config, method, stages)
             answered += done
             for one in done:
                 if tell is not None:
                     tell(one)
-            due = _forget_due(ledger, config, method, forgot)
+            due = _forget_due(ledger, config, method, forgot, stages)
             forgotten += due
             if due or done:
                 last = None
             if ledger.num_rounds >= config.rounds:
                 break
-            last = _run_until_forgetting(path, prepared, workers, ledger, progress)
+            last = _run_until_forgetting(
+                path, prepared, workers, ledger, progress, stages
+            )
         final = ledger.final
         scores = (last.main, last.backdoor) if last else None
         main, attack = scores or score(prepared, workers, final)
@@ -287,14 +298,15 @@ def _forgetting_method(config: RunConfig) -> Method:
 
 
 def _answer(
-    ledger: DiskLedger, config: RunConfig, method: Method
+    ledger: DiskLedger, config: RunConfig, method: Method, stages: StageTimes
 ) -> tuple[AppliedRequest, ...]:
     """Apply the requests that wait, and write the certificates that are missing."""
     if not ledger.requests() and not ledger.events():
         return ()
-    return apply_requests(
-        ledger, method=method, key=_key(), erase=config.forgetting.erase
-    )
+    apply = apply_requests
+    if has_waiting(ledger):
+        apply = stages.timed("forget", apply_requests)
+    return apply(ledger, method=method, key=_key(), erase=config.forgetting.erase)
 
 
 def _key() -> SigningKey | None:
@@ -314,6 +326,7 @@ def _run_until_forgetting(
     workers: Workers,
     ledger: DiskLedger,
     progress: Progress | None,
+    stages: StageTimes,
 ) -> RoundMetrics | None:
     """Train and record rounds as long as nobody else is to be forgotten.
 
@@ -325,6 +338,8 @@ def _run_until_forgetting(
     stop = min([config.rounds, *(r for r in planned if r > start)])
     absent = _absent(ledger, config)
     metrics: RoundMetrics | None = None
+    append = stages.timed("record", ledger.append)
+    measure = stages.timed("evaluate", score)
     began = time.perf_counter()
     trained = rounds_of(
         prepared,
@@ -333,10 +348,12 @@ def _run_until_forgetting(
         start,
         stop,
         absent,
-        record=lambda _, round_: ledger.append(round_),
+        record=lambda _, round_: append(round_),
+        stages=stages,
     )
     for one in trained:
-        main, attack = score(prepared, workers, one.model)
+        _note_failures(ledger, one)
+        main, attack = measure(prepared, workers, one.model)
         now = time.perf_counter()
         metrics = RoundMetrics(one.round.index, main, attack, now - began)
         began = now
@@ -346,6 +363,18 @@ def _run_until_forgetting(
         if has_waiting(ledger):
             break
     return metrics
+
+
+def _note_failures(ledger: DiskLedger, trained: TrainedRound) -> None:
+    """Note the clients that a round left out."""
+    time, number = now(), trained.round.index + 1
+    note_failures(
+        ledger.path,
+        [
+            FailureEntry(time, number, "train", one.client, "left out", one.reason)
+            for one in trained.quarantined
+        ],
+    )
 
 
 def _open(path: Path, config: RunConfig, workers: Workers) -> DiskLedger:
@@ -480,7 +509,11 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _forget_due(
-    ledger: DiskLedger, config: RunConfig, method: Method, forgot: Forgot | None
+    ledger: DiskLedger,
+    config: RunConfig,
+    method: Method,
+    forgot: Forgot | None,
+    stages: StageTimes,
 ) -> list[PlannedForgetting]:
     """Return the clients that are due, after the run has forgotten them."""
     now, known = ledger.num_rounds, ledger.clients()
@@ -492,7 +525,8 @@ def _forget_due(
     done = []
     for client in due:
         erase = config.forgetting.erase
-        found = forget_as_planned(ledger, client, method, erase=erase)
+        take_out = stages.timed("forget", forget_as_planned)
+        found = take_out(ledger, client, method, erase=erase)
         done.append(PlannedForgetting(client, now, found))
         if forgot is not None:
             forgot(done[-1])

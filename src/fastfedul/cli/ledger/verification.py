@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import typer
-from rich.markup import escape
 
 from fastfedul.cli.options import LedgerPath
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_json,
     progress_bar,
+    say,
     show_bytes,
     show_name,
 )
@@ -63,19 +62,17 @@ def verify_ledger(path: LedgerPath, json: JsonFlag = False) -> None:
                 soft_wrap=True,
             )
         if found.num_strays:
-            err().print(
+            say(
                 f"{found.num_strays} files of an interrupted writer will be removed "
                 "by the next one"
             )
         if found.foreign:
             names = ", ".join(show_name(name) for name in found.foreign[:_NAMED])
-            err().print(
+            say(
                 f"not the ledger's, and left alone: {len(found.foreign)} in arrays/, "
-                f"such as {names}",
-                markup=False,
-                soft_wrap=True,
+                f"such as {names}"
             )
     for problem in found.problems if not json else ():
-        err().print(f"[red]damaged:[/red] {escape(problem)}", soft_wrap=True)
+        say(problem, level="error", label="damaged")
     if found.problems:
         raise typer.Exit(1)

@@ -168,6 +168,8 @@ class Recorded(Strategy):
             commands that measure a model.
         watch: A mark to watch: the log warns if it is back in a model from which a
             client was forgotten.
+        metrics_port: Port of 127.0.0.1 on which Prometheus finds metrics while the
+            ledger is open; 0 for any that is free, None for no metrics.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class Recorded(Strategy):
         federation: str | None = None,
         evaluate: EvaluationSource | None = None,
         watch: Watch | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         if isinstance(strategy, Recorded):
             raise StrategyRefusedError("the strategy is recorded already")
@@ -252,7 +255,14 @@ class Recorded(Strategy):
         )
         self._rule = buffer_rule(buffers)
         self._run = RecordedRun(
-            path, self._settings, answering, self._rule, federation, evaluate, watch
+            path,
+            self._settings,
+            answering,
+            self._rule,
+            federation,
+            evaluate,
+            watch,
+            metrics_port,
         )
         self._sent: Sent = ()
         self._evaluated: Sent = ()
@@ -490,7 +500,8 @@ class Recorded(Strategy):
         most = self._settings.limits.max_discards
         for discarded in itertools.count(1):
             messages = self.configure_train(number, self._run.arrays, config, grid)
-            replies = receive(grid, list(messages), timeout)
+            wait = self._run.stages.timed("train", receive)
+            replies = wait(grid, list(messages), timeout)
             try:
                 _, metrics = self._aggregate(replies)
             except RoundDiscardedError as error:
@@ -511,7 +522,8 @@ class Recorded(Strategy):
         messages = list(self.configure_evaluate(number, arrays, config, grid))
         if not messages:
             return None
-        return self._evaluate(receive(grid, messages, timeout))
+        wait = self._run.stages.timed("evaluate", receive)
+        return self._evaluate(wait(grid, messages, timeout))
 
     def _gone(self) -> frozenset[ClientId]:
         entries = self._run.ledger.clients().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -32,6 +33,7 @@ from fastfedul.methods.protocol import Method
 from fastfedul.params import Array
 from fastfedul.records import Model, Round
 from fastfedul.runs.evaluation_source import EvaluationSource
+from fastfedul.runs.stages import StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class RecordedRun:
         federation: Name of the federation, if it has one.
         evaluate: How the model is measured after each round; None for not at all.
         watch: The mark to watch once a client was forgotten; None for none.
+        metrics_port: Port on which to serve metrics while the ledger is open.
     """
 
     def __init__(
@@ -73,8 +76,12 @@ class RecordedRun:
         federation: str | None = None,
         evaluate: EvaluationSource | None = None,
         watch: Watch | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         self.path = path
+        self.stages = StageTimes()
+        self._metrics_port = metrics_port
+        self._served = ExitStack()
         self._measures = None if evaluate is None else Measures(path, evaluate)
         if watch is not None:
             require_type("watch", watch, Watch, "a Watch")
@@ -159,29 +166,42 @@ class RecordedRun:
                 optimizer=self._settings.optimizer,
             )
         self._refresh()
-        if self._measures is not None:
-            try:
+        try:
+            if self._measures is not None:
                 self._measures.open(self._ledger)
-            except BaseException:
-                self.close()
-                raise
+            self._serve()
+        except BaseException:
+            self.close()
+            raise
         if self.ledger.requests() or self.ledger.events():
             self._answer()
         return True
 
+    def _serve(self) -> None:
+        """Serve metrics until the ledger is closed, if somebody gave a port."""
+        if self._metrics_port is None:
+            return
+        from fastfedul.watching import HOST, served_metrics
+
+        served = served_metrics(self.path, self._metrics_port, self.stages)
+        port = self._served.enter_context(served)
+        log(INFO, "metrics at http://%s:%s/metrics", HOST, port)
+
     def close(self) -> None:
         """Let another process write to the ledger."""
+        self._served.close()
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
 
     def append(self, round_: Round) -> None:
         """Record a round; when this returns, it survives power loss."""
-        model = self.ledger.append(round_)
+        model = self.stages.timed("record", self.ledger.append)(round_)
         self._refresh()
         self._model = model
         if self._measures is not None:
-            self._measures.after_round(round_.index, model)
+            measure = self.stages.timed("evaluate", self._measures.after_round)
+            measure(round_.index, model)
         if self._watch is not None and any(
             event.kind in TAKES_OUT for event in self.ledger.events()
         ):
@@ -190,7 +210,7 @@ class RecordedRun:
     def answer_waiting(self) -> None:
         """Answer the requests since the last round."""
         if has_waiting(self.ledger):
-            self._answer()
+            self.stages.timed("forget", self._answer)()
 
     def _answer(self) -> None:
         """Answer all requests, and write certificates that a crash prevented."""
