@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def test_an_audit_has_every_number_and_changes_nothing(folder: Path) -> None:
     assert "Relapse: further rounds without the client." in page
     shown = run("audit", "run", "client-0", "--shadows", 16, cwd=folder)
     assert "You may not conclude:" in shown.stdout
+    assert "area by loss" in shown.stdout
+    assert re.search(r"Noise of .*: accuracy [\d.]+, .*area by loss", shown.stdout)
+    assert not re.search(r"\b(main|auc)\b", shown.stdout)
 
 
 def test_a_budget_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
@@ -85,12 +89,18 @@ def test_a_budget_stops_it_and_the_same_command_goes_on(folder: Path) -> None:
     assert found["notes"] == [
         "0 of 8 shadow federations are done; the same command goes on"
     ]
+    stopped = run(*words, "--budget", 0.0001, cwd=folder)
+    assert "shadow federation 1 of 8" not in stopped.stderr
     assert found["rows"][2]["attack"] is None
     assert found["rows"][2]["whole"]["point"]["loss"] > 0
     assert "0 shadow federations are done" in found["may_not_conclude"][-1]
     told = run(*words, "--json", cwd=folder)
     assert json.loads(told.stdout)["rows"][2]["attack"] is not None
-    assert "shadow federation 8 of 8" in told.stderr
+    done = [f"shadow federation {number} of 8 done" for number in range(1, 9)]
+    assert told.stderr.splitlines()[-8:] == done
+    again = run(*words, cwd=folder).stderr
+    assert "8 of 8 shadow federations were kept" in again
+    assert "shadow federation 8 of 8" not in again
 
 
 def test_after_ctrl_c_it_goes_on_and_a_damaged_file_is_measured_again(
@@ -146,6 +156,11 @@ def test_the_certificate_names_the_audit(folder: Path) -> None:
     for name, verdict, code in (("own", "holds", 3), ("other", "fails", 1)):
         found = run_json(*check, "--audit", f"{name}.json", code=code, cwd=folder)
         assert {c["name"]: c["verdict"] for c in found["checks"]}["audit"] == verdict
+    again = ("forget", "run", "client-0", "--audit")
+    assert run_json(*again, "own.json", cwd=folder)["already"] is True
+    told = run(*again, "other.json", code=2, cwd=folder)
+    assert "forgotten before without this audit" in " ".join(one_line(told).split())
+    run(*again, "missing.json", code=2, cwd=folder)
 
 
 @pytest.mark.parametrize(

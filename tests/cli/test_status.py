@@ -9,6 +9,7 @@ import pytest
 
 from fastfedul import DiskLedger, add_request
 from fastfedul.ledger.failures import FailureEntry, failures_of, note_failures
+from fastfedul.runs.metrics_file import RoundMetrics, append, metrics_beside
 from tests.support.commands import run, run_json
 from tests.support.damage import array_of
 from tests.support.disk_ledgers import record, round_of
@@ -29,7 +30,8 @@ def test_a_new_ledger_is_to_be_verified_and_to_say_how_it_is_evaluated(
     assert found["clients"] == {"active": 4, "forgotten": 0, "erased": 0}
     assert found["verified"] is None
     assert any("ledger verify" in text for text in found["advice"])
-    assert any("ledger.federation.toml" in text for text in found["advice"])
+    assert any('ledger.federation.toml: model = "' in text for text in found["advice"])
+    assert not any("docs/" in text for text in found["advice"])
     assert found["bytes"] > 0
     assert found["writer"] is None
     text = run("status", ledger).stdout
@@ -69,6 +71,20 @@ def test_a_writer_is_seen_without_taking_its_lock(ledger: Path) -> None:
         assert found["writer"] is not None
         assert run_json("status", ledger)["rounds"] == 5
     assert run_json("status", ledger)["writer"] is None
+
+
+def test_an_accuracy_before_a_forgetting_is_told_as_such(ledger: Path) -> None:
+    append(metrics_beside(ledger), RoundMetrics(3, 0.9, None, 1.0))
+    assert run_json("status", ledger)["forgot_since_metrics"] is False
+    assert "accuracy 90.0%;" in run("status", ledger).stdout
+    run("forget", ledger, "a")
+    assert run_json("status", ledger)["forgot_since_metrics"] is True
+    shown = " ".join(run("status", ledger).stdout.split())
+    assert "accuracy 90.0%, before the last forgetting;" in shown
+    with DiskLedger(ledger) as writer:
+        writer.append(round_of(4, clients=("b", "c")))
+    append(metrics_beside(ledger), RoundMetrics(4, 0.8, None, 1.0))
+    assert "accuracy 80.0%;" in run("status", ledger).stdout
 
 
 def test_failures_are_counted_and_the_last_rounds_are_named(ledger: Path) -> None:

@@ -68,6 +68,9 @@ def test_nobody_stands_out_for_right_answers(folder: Path) -> None:
     found = run(*words, "--quiet", code=3, cwd=folder)
     assert found.stdout == ""
     assert run_json(*words, cwd=folder)["verdict"] == "nobody stands out"
+    assert "Verdict: nobody stands out." in run(*words, cwd=folder).stdout
+    shown = run("trace", "run", "--backdoor", 10, cwd=folder).stdout
+    assert "Verdict: client-0 stands out." in shown
 
 
 @pytest.mark.parametrize(

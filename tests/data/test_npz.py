@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfedul.data.dataset import to_model_input
-from fastfedul.data.npz import read_dataset, read_owners, read_pictures, write_arrays
+from fastfedul.data.npz import (
+    UNWANTED,
+    read_dataset,
+    read_own_images,
+    read_owners,
+    read_pictures,
+    write_arrays,
+)
 from fastfedul.data.partition import split_by_owner
 from fastfedul.errors import InvalidInputError
 
@@ -187,6 +194,19 @@ def test_other_keys_are_refused_with_what_was_found(tmp_path: Path) -> None:
     text = refusal(path)
     assert "images, labels" in text
     assert "x_train, y_train, x_test, y_test or train_images" in text
+
+
+def test_optional_keys_are_told_apart_from_needed_ones(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, pictures=np.zeros(2))
+    with pytest.raises(InvalidInputError, match=r"x_val; unwanted is optional$"):
+        read_own_images(path, UNWANTED)
+    with pytest.raises(InvalidInputError) as caught:
+        read_own_images(path)
+    assert "images or val_images or x_val; labels or" in str(caught.value)
+    with pytest.raises(InvalidInputError) as caught:
+        read_own_images(tmp_path / "missing.npz")
+    assert str(caught.value).endswith("missing.npz; check the path")
 
 
 @pytest.mark.parametrize("key", ["x_train", "y_train", "x_test", "y_test"])

@@ -259,7 +259,9 @@ def test_the_commands_make_and_check_it(
     assert run_json(*checked)["other_roots"] == []
     run("forget", path, CLIENTS[1])
     bad = run(*checked, code=1)
-    assert "the ledger has another root for round 0" in bad.stderr
+    assert "the ledger has another root for round 0; it erased a client" in bad.stderr
+    assert "receipt make" in bad.stderr
+    assert run_json(*checked, code=1)["erased_since"] is not None
     envelope = parse_receipt(file.read_text()).envelope
     false = envelope.payload.replace(b'"included":true', b'"included":false')
     file.write_text(Envelope(false, envelope.signatures).to_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,16 +180,22 @@ def test_trace_and_contribution_rank_every_client() -> None:
     scores = [own.score for own in found.clients]
     assert scores == sorted(scores, reverse=True)
     assert all(own.trajectory is not None for own in found.clients)
+    assert not any("trajectory" in note for note in found.notes)
+    plain = SimpleNamespace(predict=federation.trainer.predict)
+    bad = Given(data.images, None, plain, "ann's examples")
+    without = trace_answers(ledger, bad, given)
+    assert all(own.trajectory is None for own in without.clients)
+    assert any("gives no gradients" in note for note in without.notes)
     worth = contributions_to(ledger, given, shapley=3)
     assert {own.client for own in worth.clients} == names
-    without = FastFedUL()(UnlearnRequest(ledger, frozenset({"bob"})))
+    bobless = FastFedUL()(UnlearnRequest(ledger, frozenset({"bob"})))
     assert worth.num_coalitions > 2
     [bob] = [own for own in worth.clients if own.client == "bob"]
     inputs = data.images.transpose(0, 3, 1, 2).astype(np.float32) / 127.5 - 1
     predict = federation.trainer.predict
     right = [
         np.mean(predict(model, inputs).argmax(axis=1) == data.labels)
-        for model in (ledger.final, without.model(ledger.final))
+        for model in (ledger.final, bobless.model(ledger.final))
     ]
     assert bob.accuracy == pytest.approx(right[0] - right[1])
 

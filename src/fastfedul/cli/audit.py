@@ -22,7 +22,7 @@ from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 
 if TYPE_CHECKING:
     from fastfedul.evaluate.lira import Measured
-    from fastfedul.investigate.audit.findings import Audit, Row
+    from fastfedul.investigate.audit.findings import Audit
 
 
 @with_options(method_options())
@@ -109,9 +109,11 @@ def _show(found: Audit, page: Path | None) -> None:
 
 
 def _show_wholes(found: Audit) -> None:
+    from fastfedul.investigate.audit.findings import MEASURES
+
     attacked = any(row.whole and row.whole.point.backdoor for row in found.rows)
-    columns = ["model", "accuracy", *(["attack success"] if attacked else [])]
-    columns += ["area", "KL", "back after", "differs in"]
+    shown = ("main", *(["backdoor"] if attacked else []), "auc", "kl")
+    columns = ["model", *(MEASURES[key] for key in shown), "back after", "differs in"]
     rows = []
     for row in found.rows:
         whole = row.whole
@@ -124,21 +126,18 @@ def _show_wholes(found: Audit) -> None:
         reached = whole.relearn.reached
         cells += [f"{whole.auc:.3f}", "-" if whole.kl is None else f"{whole.kl:.3f}"]
         cells.append("-" if reached is None else str(reached))
-        some = [name for name, verdict in _told(row) if verdict == "some"]
+        told = (row.differences or {}).items()
+        some = [MEASURES[name] for name, verdict in told if verdict == "some"]
         cells.append(", ".join(some) or "none")
         rows.append(cells)
     print_table(f"The model without {show_name(found.client)}", columns, rows)
     floor = ", ".join(
-        f"{name} {value:.4f}"
+        f"{MEASURES[name]} {value:.4f}"
         for name, value in found.noise.items()
         if value is not None
     )
     said = f"Noise of four retrainings in other orders of batches: {floor}"
     out().print(said, markup=False, soft_wrap=True)
-
-
-def _told(row: Row) -> list[tuple[str, str | None]]:
-    return list((row.differences or {}).items())
 
 
 def _show_attack(found: Audit) -> None:

@@ -15,8 +15,9 @@ def evaluate_run(
 
     The accuracy is the share of right answers on clean test images. The attack success
     is measured on images that nobody trained on; none belongs to the attackers' class.
-    Intervals are 95 % Wilson intervals. The last line shows how likely optimal keeping
-    of half the updates keeps an attacker's update and another client's update.
+    Intervals are 95 % Wilson intervals. The last line is for a smaller
+    ledger: **--keep optimal:N** keeps N updates of each round, here half of them, and
+    the line has the chances that an attacker's update or another's is among them.
 
     For a ledger outside a run, `LEDGER.federation.toml` names the network and the test
     examples; `Recorded(..., evaluate=...)` writes this file.
@@ -61,9 +62,13 @@ def evaluate_run(
         facts.append(("attack success", show_proportion(backdoor)))
         facts.append(("attackers", ", ".join(exam.attackers)))
     if keeping.attackers is not None and keeping.others is not None:
-        chances = f"{keeping.attackers:.2f}, others' {keeping.others:.2f}"
         facts.append(
-            (f"optimal keeping of {keeping.num_kept} a round", f"attackers' {chances}")
+            (
+                "with --keep",
+                f"optimal:{keeping.num_kept} would keep an attacker's update with "
+                f"probability {keeping.attackers:.2f}, another's with "
+                f"{keeping.others:.2f}",
+            )
         )
     print_facts(f"{'Run' if run else 'Ledger'} {path}", facts)
 

@@ -22,6 +22,7 @@ from fastfedul.forgetting.certificates import read_text
 from fastfedul.forgetting.checking import check_signature
 from fastfedul.forgetting.receipts import (
     Receipt,
+    erased_since,
     make_receipt,
     other_rounds,
     parse_receipt,
@@ -92,7 +93,7 @@ def check(
     try:
         found = parse_receipt(read_text(receipt))
         keys = believed_keys(public_key)
-        others = _other_rounds(found, ledger)
+        others, erased = _other_rounds(found, ledger)
     except (InvalidInputError, LedgerError) as error:
         print_error(str(error), only_json=json)
         raise typer.Exit(2) from None
@@ -105,6 +106,7 @@ def check(
             "authenticated": signer is not None,
             "wrong_rounds": list(wrong),
             "other_roots": None if ledger is None else list(others),
+            "erased_since": erased,
             "fingerprint": signer,
         }
         print_json(facts)
@@ -115,6 +117,12 @@ def check(
         why = signature.text
         if others:
             why = f"the ledger has another root for round {others[0]}"
+            if erased is not None:
+                why += (
+                    f"; it erased a client at {erased}, after the receipt was made, "
+                    "which changes the roots of that client's rounds: make a new "
+                    "receipt with `fastfedul receipt make`"
+                )
         if wrong:
             why = f"the proof of round {wrong[0]} fails"
         say(why, level="error", label="does not hold")
@@ -124,12 +132,14 @@ def check(
         raise typer.Exit(NOT_AUTHENTICATED)
 
 
-def _other_rounds(receipt: Receipt, ledger: Path | None) -> tuple[int, ...]:
-    """Return the rounds for which a ledger has another root, if there is a ledger."""
+def _other_rounds(
+    receipt: Receipt, ledger: Path | None
+) -> tuple[tuple[int, ...], str | None]:
+    """Return rounds with another root, and when the ledger erased a client since."""
     if ledger is None:
-        return ()
+        return (), None
     with LedgerReader(ledger) as opened:
-        return other_rounds(receipt, opened)
+        return other_rounds(receipt, opened), erased_since(receipt, opened)
 
 
 def _facts(receipt: Receipt) -> dict[str, Any]:

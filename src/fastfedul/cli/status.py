@@ -78,6 +78,7 @@ def _facts(found: Status) -> dict[str, Any]:
         "clients": found.clients,
         "last_clients": found.last_clients,
         "metrics": found.metrics and asdict(found.metrics),
+        "forgot_since_metrics": found.forgot_since,
         "changed": found.changed,
         "writer": found.writer,
         "failures": len(found.failures),
@@ -147,8 +148,9 @@ def _last_round(found: Status) -> str:
     text = f"{found.last_clients:,} clients"
     own = found.metrics
     if own is not None and own.main is not None:
-        text += f", accuracy {own.main:.1%}"
-        text += "" if own.round + 1 == found.rounds else f" after round {own.round + 1}"
+        late = "" if own.round + 1 == found.rounds else f" after round {own.round + 1}"
+        since = ", before the last forgetting" if found.forgot_since else ""
+        text += f", accuracy {own.main:.1%}{late}{since}"
     return f"{text}; the ledger changed at {found.changed}"
 
 

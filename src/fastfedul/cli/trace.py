@@ -144,6 +144,8 @@ def _print_names(found: Trace) -> None:
 
 
 def _show(found: Trace, page: Path | None) -> None:
+    from fastfedul.investigate.trace import verdict_on
+
     warn_of(found.notes)
     many = len(found.answers)
     with_paths = any(own.trajectory is not None for own in found.clients)
@@ -161,7 +163,6 @@ def _show(found: Trace, page: Path | None) -> None:
     if len(found.clients) > _SHOWN:
         left = len(found.clients) - _SHOWN
         out().print(f"{left} more clients: see --json", markup=False)
-    names = ", ".join(show_name(name) for name in found.culprits)
-    verdict = f"Verdict: {found.verdict}." if not names else f"Stands out: {names}."
-    out().print(verdict, markup=False, soft_wrap=True, style="bold")
+    verdict = verdict_on([show_name(name) for name in found.culprits])
+    out().print(f"Verdict: {verdict}.", markup=False, soft_wrap=True, style="bold")
     name_page(page)

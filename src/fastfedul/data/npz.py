@@ -169,9 +169,7 @@ def read_arrays(
     except FastFedULError:
         raise
     except FileNotFoundError:
-        raise InvalidInputError(
-            f"there is no file {path}; check the path, or see `fastfedul data list`"
-        ) from None
+        raise InvalidInputError(f"there is no file {path}; check the path") from None
     except MemoryError:
         raise _refusal(path, "does not fit into memory; save fewer examples") from None
     except OSError as error:
@@ -179,8 +177,22 @@ def read_arrays(
     except Exception as error:  # A damaged archive may fail in any way.
         raise _unreadable(path, error) from None
     found = ", ".join(sorted(members)[:8]) or "none"
-    wanted = " or ".join(", ".join(layout) for layout in layouts)
-    raise _refusal(path, f"has the keys {found:.200}; it needs {wanted}")
+    raise _refusal(path, f"has the keys {found:.200}; it needs {_wanted(layouts)}")
+
+
+def _wanted(layouts: tuple[tuple[str, ...], ...]) -> str:
+    """Return the keys of layouts in words; of two that differ by a key, it is optional.
+
+    >>> _wanted((("x", "y"), ("train", "test")))
+    'x, y or train, test'
+    >>> _wanted((("images", "unwanted"), ("val", "unwanted"), ("images",), ("val",)))
+    'images or val; unwanted is optional'
+    """
+    least = [one for one in layouts if not any(set(o) < set(one) for o in layouts)]
+    more = {key: None for one in layouts for key in one if one not in least}
+    more = {key: None for key in more if all(key not in one for one in least)}
+    text = " or ".join(", ".join(one) for one in least)
+    return f"{text}; {' or '.join(more)} is optional" if more else text
 
 
 def _check_memory(path: Path, members: list[zipfile.ZipInfo]) -> None:

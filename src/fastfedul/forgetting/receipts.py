@@ -183,6 +183,18 @@ def wrong_rounds(receipt: Receipt) -> tuple[int, ...]:
     return tuple(wrong)
 
 
+def erased_since(receipt: Receipt, ledger: LedgerReader) -> str | None:
+    """Return when the ledger first erased a client after a receipt was made, if so."""
+    return next(
+        (
+            event.time
+            for event in ledger.events()
+            if "erase" in event.kind and event.time >= receipt.said.made
+        ),
+        None,
+    )
+
+
 def other_rounds(receipt: Receipt, ledger: LedgerReader) -> tuple[int, ...]:
     """Return the rounds for which the ledger has another root than the receipt.
 

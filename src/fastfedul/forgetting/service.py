@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.federation.clients import Federation
-from fastfedul.forgetting.audits import checked_audit
+from fastfedul.forgetting.audits import audit_digests, checked_audit
 from fastfedul.forgetting.certificates import certificate_path, certificates_folder
 from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.privacy import privacy_facts, privacy_warning
@@ -194,6 +194,8 @@ def forget(
     files = LedgerFiles.of(ledger, key, certificates)
     names = checked_names(ledger, clients)
     files.follow()
+    if audit is not None:
+        _require_audit_in_time(ledger, names, require_path(audit))
     if erase and _all_forgotten(ledger, names):
         return _erased(ledger, names, files)
     _require_active(ledger, names)
@@ -253,6 +255,26 @@ def _audited(
             "a ledger in memory has no certificate that an audit could be attached to"
         )
     return {"audit": checked_audit(require_path(audit), ledger, names, method)}
+
+
+def _require_audit_in_time(
+    ledger: WritableLedger, names: Sequence[ClientId], audit: Path
+) -> None:
+    """Raise if a client was forgotten before, and without this audit.
+
+    With the audit, the command is a repeated one, and its certificate has the digest.
+    """
+    known = ledger.clients()
+    late = [name for name in names if known[name].state != "active"]
+    if not late or not isinstance(ledger, DiskLedger):
+        return
+    digests = audit_digests(audit)
+    logged = (one for one in ledger.events() if set(late) & set(one.clients))
+    if all(one.details.get("audit") != digests for one in logged):
+        raise InvalidInputError(
+            f"client {late[0]!r:.80} was forgotten before without this audit, and its "
+            "certificate does not change; leave out --audit"
+        )
 
 
 def describe(method: Method, found: Forgetting) -> dict[str, object]:

@@ -35,6 +35,18 @@ from fastfedul.runs.given import Given, given_in_file, known_test
 NOBODY = "nobody stands out"
 
 
+def verdict_on(names: Sequence[str]) -> str:
+    """Return the verdict on culprits in words.
+
+    >>> verdict_on(["a"]), verdict_on(["a", "b"]), verdict_on([])
+    ('a stands out', 'a, b stand out together', 'nobody stands out')
+    """
+    if not names:
+        return NOBODY
+    verb = "stands out" if len(names) == 1 else "stand out together"
+    return f"{', '.join(names)} {verb}"
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A client and the blame for the unwanted answers.
@@ -105,10 +117,7 @@ class Trace:
     @property
     def verdict(self) -> str:
         """The answer in words: who stands out, or that nobody does."""
-        if not self.culprits:
-            return NOBODY
-        verb = "stands out" if len(self.culprits) == 1 else "stand out together"
-        return f"{', '.join(self.culprits)} {verb}"
+        return verdict_on(self.culprits)
 
     def __repr__(self) -> str:
         lines = [f"Trace of {len(self.answers)} answers: {self.verdict}"]
@@ -224,6 +233,7 @@ def trace_with(
             *notes,
             *_used(len(bad.examples), num_given),
             *_notes(evidence, suspects, held, found),
+            *_without_paths(held, bad),
         ),
     )
 
@@ -232,10 +242,9 @@ def _trajectories(
     ledger: Ledger, bad: Given, evidence: Evidence
 ) -> dict[ClientId, float]:
     """Return the trajectory scores; none where rounds or gradients are missing."""
-    if ledger.settings.history == "sums":
+    if _without_paths(ledger, bad):
         return {}
-    if not isinstance(bad.trainer, GradientTrainer):
-        return {}
+    assert isinstance(bad.trainer, GradientTrainer)
     return trajectory_scores(ledger, bad.trainer, evidence.bad, evidence.answers)
 
 
@@ -290,6 +299,13 @@ def _notes(
             f"the ledger kept less than {LITTLE_KEPT:.0%} of what {len(unsure)} of "
             f"{len(suspects)} clients put into the model; their scores are unsure"
         )
-    if ledger.settings.history == "sums":
-        notes.append("a ledger of sums has no rounds, so there is no trajectory score")
     return tuple(notes)
+
+
+def _without_paths(ledger: Ledger, bad: Given) -> tuple[str, ...]:
+    """Return why there is no trajectory score, if there is none."""
+    if ledger.settings.history == "sums":
+        return ("a ledger of sums has no rounds, so there is no trajectory score",)
+    if not isinstance(bad.trainer, GradientTrainer):
+        return ("the trainer gives no gradients, so there is no trajectory score",)
+    return ()

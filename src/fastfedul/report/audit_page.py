@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastfedul.investigate.audit.findings import Audit, Row
+from fastfedul.investigate.audit.findings import MEASURES, Audit, Row
 from fastfedul.report.drawing import (
     BLUE,
     FAINT,
@@ -41,6 +41,7 @@ def render_audit(name: str, found: Audit) -> str:
         .render(
             name=name,
             found=found,
+            measures=MEASURES,
             checked=checked,
             attacked=any(row.whole and row.whole.point.backdoor for row in checked),
             shadowed=[row for row in found.rows if row.attack and row.klom],

@@ -15,10 +15,11 @@ from fastfedul.limits import require_type
 from fastfedul.runs.config import CONFIG
 
 _LEDGER = "ledger"
-_HOW = (
+TWO_LINES = (
     'write two lines into {file}: model = "package.module:function" for the network '
-    'and test = "test.npz" for test examples; docs/howto/evaluate-a-federation.md'
+    'and test = "test.npz" for test examples, with arrays images and labels'
 )
+"""How a user says it; documents are not installed with the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def source_of(path: Path) -> EvaluationSource:
     except FileNotFoundError:
         raise InvalidInputError(
             f"{path} is a ledger without a run, so its network and test examples are "
-            f"not known; {_HOW.format(file=file)}"
+            f"not known; {TWO_LINES.format(file=file)}"
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,9 +21,9 @@ from fastfedul.ledger.failures import FailureEntry, read_failures
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.folder import INDEX, LOCK
-from fastfedul.records import ClientState, ForgetRequest
+from fastfedul.records import ClientState, ForgetRequest, ModelEntry
 from fastfedul.runs import metrics_file
-from fastfedul.runs.evaluation_source import federation_file, run_at
+from fastfedul.runs.evaluation_source import TWO_LINES, federation_file, run_at
 from fastfedul.runs.metrics_file import RoundMetrics
 from fastfedul.runs.training import load_config
 
@@ -49,6 +50,7 @@ class Status:
         clients: Number of clients in each state.
         last_clients: Participants of the last round.
         metrics: Metrics of the last measured round; None if nobody measured.
+        forgot_since: Whether the server forgot clients after it measured.
         changed: Time of the last change of the ledger, in UTC, ISO 8601.
         writer: Process that writes to the ledger now; None if there is none.
         failures: Newest clients that a round left out or capped, the oldest first.
@@ -72,6 +74,7 @@ class Status:
     clients: dict[ClientState, int]
     last_clients: int
     metrics: RoundMetrics | None
+    forgot_since: bool
     changed: str
     writer: int | None
     failures: tuple[FailureEntry, ...]
@@ -126,6 +129,7 @@ def status_in(
         for entry in ledger.clients().values():
             states[entry.state] += 1
         rounds = ledger.num_rounds
+        lineage = ledger.lineage()
         last = ledger.updates_in(rounds - 1)
         waiting = tuple(ledger.waiting())
         settings = ledger.settings
@@ -136,6 +140,7 @@ def status_in(
     local = Path(ledger.files.address)
     free = shutil.disk_usage(local).free if local.is_dir() else None
     measured = metrics_file.read(metrics_file.metrics_of(path))
+    metrics = measured[max(measured)] if measured else None
     found = Status(
         path=ledger.path,
         run=run,
@@ -144,7 +149,8 @@ def status_in(
         planned=load_config(run).rounds if run else None,
         clients=states,
         last_clients=len(last),
-        metrics=measured[max(measured)] if measured else None,
+        metrics=metrics,
+        forgot_since=metrics is not None and _forgot_since(lineage, metrics.round),
         changed=_changed(ledger.path / INDEX),
         writer=writer_of(ledger.path),
         failures=read_failures(ledger.path),
@@ -158,6 +164,16 @@ def status_in(
         unsigned=signed.count(False),
     )
     return _with_advice(found, path, long_wait)
+
+
+def _forgot_since(lineage: Sequence[ModelEntry], measured: int) -> bool:
+    """Return whether a forgetting changed the model after a round was measured."""
+    later = False
+    for one in reversed(lineage):
+        if (one.origin, one.at) == ("round", measured):
+            break
+        later = later or one.origin == "forgetting"
+    return later
 
 
 def age_of(time: str) -> timedelta:
@@ -234,10 +250,9 @@ def _with_advice(found: Status, path: Path, long_wait: timedelta) -> Status:
         advice.append(f"verify the ledger: fastfedul ledger verify {place}")
     elif found.verified is not None and age_of(found.verified.time) > STALE:
         advice.append(f"verify the ledger again: fastfedul ledger verify {place}")
-    if found.run is None and not federation_file(found.path.absolute()).is_file():
+    file = federation_file(found.path.absolute())
+    if found.run is None and not file.is_file():
         advice.append(
-            "say how the model is evaluated, in "
-            f"{federation_file(found.path.absolute()).name}: "
-            "docs/howto/evaluate-a-federation.md"
+            "say how the model is evaluated: " + TWO_LINES.format(file=file.name)
         )
     return replace(found, problems=tuple(problems), advice=tuple(advice))

@@ -291,27 +291,31 @@ def _do_shadows(
     refused: dict[str, str],
     say: Say,
 ) -> int:
-    """Return how many shadow federations are done, an even number.
+    """Return how many shadow federations are done, from the first one on.
 
     A shadow federation does not begin if the last one took longer than the time left.
     """
+
+    def missing_in(number: int) -> list[str]:
+        names = (BEFORE, RETRAINED, *(n for n in plan.methods if n not in refused))
+        return [n for n in names if kept.margins(number, plan.kind(n)) is None]
+
+    before = sum(not missing_in(number) for number in range(wanted))
+    if before:
+        say(f"{before} of {wanted} shadow federations were kept", before, wanted)
     longest = 0.0
     for number in range(wanted):
-        methods = {n: m for n, m in plan.methods.items() if n not in refused}
-        missing = [
-            name
-            for name in (BEFORE, RETRAINED, *methods)
-            if kept.margins(number, plan.kind(name)) is None
-        ]
-        say(f"shadow federation {number + 1} of {wanted}", number, wanted)
+        missing = missing_in(number)
         if not missing:
             continue
         started = time.monotonic()
         if until is not None and started + longest > until:
-            return number - number % 2
+            return number
+        methods = {n: m for n, m in plan.methods.items() if n not in refused}
         for name, own in plan.shadows.measured(number, methods, missing, refused):
             kept.keep_margins(number, plan.kind(name), own)
         longest = max(longest, time.monotonic() - started)
+        say(f"shadow federation {number + 1} of {wanted} done", number + 1, wanted)
     return wanted
 
 
@@ -335,13 +339,18 @@ def _audit(
             told = {key: difference(gap, noise[key]) for key, gap in apart.items()}
             row = replace(row, whole=wholes[name], gaps=apart, differences=told)
         rows.append(row)
-    if done >= LEAST_SHADOWS:
-        rows = _with_shadows(plan, kept, rows, done)
-    may, may_not = conclusions(tuple(rows), done, by_backdoor=by_backdoor)
+    paired = done - done % 2
+    if paired >= LEAST_SHADOWS:
+        rows = _with_shadows(plan, kept, rows, paired)
+    may, may_not = conclusions(tuple(rows), paired, by_backdoor=by_backdoor)
     notes = []
     if done < wanted:
+        half = (
+            "" if done == paired else "; the last one waits for the other of its pair"
+        )
         notes.append(
-            f"{done} of {wanted} shadow federations are done; the same command goes on"
+            f"{done} of {wanted} shadow federations are done{half}; the same command "
+            "goes on"
         )
     if plan.gone:
         notes.append(
@@ -359,7 +368,7 @@ def _audit(
         chain=ledger.chain.hex(),
         gone_before=tuple(sorted(plan.shadows.absent)),
         rounds=ledger.num_rounds,
-        shadows=done,
+        shadows=paired,
         shadows_wanted=wanted,
         examples=dict(kept.sizes),
         by_backdoor=by_backdoor,

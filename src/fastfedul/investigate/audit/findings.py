@@ -208,8 +208,8 @@ def _of_whole(row: Row, retrained: Row, by_backdoor: bool) -> str:
     assert row.whole is not None
     assert retrained.whole is not None
     told = row.differences or {}
-    some = [_NAMES[name] for name, verdict in told.items() if verdict == "some"]
-    none = [_NAMES[name] for name, verdict in told.items() if verdict == "none"]
+    some = [MEASURES[name] for name, verdict in told.items() if verdict == "some"]
+    none = [MEASURES[name] for name, verdict in told.items() if verdict == "none"]
     parts = []
     if some:
         parts.append(f"differs from the retrained model in {_listed(some)}")
@@ -226,12 +226,13 @@ def _of_whole(row: Row, retrained: Row, by_backdoor: bool) -> str:
     )
 
 
-_NAMES = {
+MEASURES = {
     "main": "accuracy",
     "backdoor": "attack success",
-    "auc": "membership by loss",
-    "kl": "predictions",
+    "auc": "area by loss",
+    "kl": "KL",
 }
+"""Words for the measures of a whole federation, the same in every table and text."""
 
 
 def _listed(words: list[str]) -> str:

@@ -79,7 +79,13 @@ def acquire_lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        own = _is_held(descriptor)
         os.close(descriptor)
+        if own:
+            raise LedgerLockedError(
+                f"this program has {folder} open for writing already; close that "
+                "ledger first, or open ledgers in `with` blocks"
+            ) from None
         raise LedgerLockedError(
             f"process {holder or 'unknown'} is writing to {folder}; "
             "wait for it or stop it"
@@ -125,6 +131,12 @@ def release_lock(descriptor: int) -> None:
 
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
+
+
+def _is_held(descriptor: int) -> bool:
+    """Return whether this process holds the lock of the same file."""
+    wanted = os.fstat(descriptor)
+    return any(os.path.samestat(os.fstat(own), wanted) for own in _held)
 
 
 def _leave_locks() -> None:
