@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import MissingPackageError
 from fastfedul.report.drawing import BLUE, GREEN, LOOK, VERMILLION
 from paper.columns import cut
 from paper.summary import Summary
@@ -60,12 +60,10 @@ def render(
         paint: Draws into an empty figure.
 
     Raises:
-        InvalidInputError: If matplotlib is not installed.
+        MissingPackageError: If matplotlib is not installed.
     """
     if not can_plot():
-        raise InvalidInputError(
-            "plots need matplotlib; install it with pip install 'fastfedul[report]'"
-        )
+        raise MissingPackageError("report", "plots need matplotlib")
     from matplotlib import style
     from matplotlib.figure import Figure
 
