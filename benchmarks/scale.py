@@ -171,6 +171,52 @@ def phone_federation(folder: Path, sizes: Sizes) -> Figures:
     return figures
 
 
+def erased_phones(folder: Path, sizes: Sizes) -> Figures:
+    """Return how many phones can still be forgotten after erasures from sums.
+
+    The vectors are small: which sums an erasure gives up depends on the rounds alone.
+    """
+    layout = Layout((Slot("w", (16, 16), "float32"),))
+    figures = {}
+    for text in ("sums", "sums:3", "sums:16"):
+        path = fast_folder(folder) / text
+        keep = Keep.parse(text, seed=1)
+        with DiskLedger.create(
+            path,
+            Model(Params.zeros(layout)),
+            history=keep.history,
+            sums_from=keep.sums_from,
+        ) as ledger:
+            _phones(ledger, keep, layout, sizes)
+            name = f"erased_phones_{text.replace(':', '_')}"
+            figures[f"{name}_forgettable"] = _forgettable(ledger)
+            for number in range(1, 11):
+                active = sorted(c for c, n in _coverages(ledger).items() if n >= 0.2)
+                if not active:
+                    break
+                place = stream(number, "scale erased phones").integers(len(active))
+                forget(ledger, [active[int(place)]], key=None)
+                if number in (1, 10):
+                    figures[f"{name}_after_{number}"] = _forgettable(ledger)
+        shutil.rmtree(path)
+    return figures
+
+
+def _coverages(ledger: DiskLedger) -> dict[str, float]:
+    """Return the kept part of each active client."""
+    return {
+        name: entry.num_summed / entry.num_updates
+        for name, entry in ledger.clients().items()
+        if entry.state == "active"
+    }
+
+
+def _forgettable(ledger: DiskLedger) -> float:
+    """Return the part of the active clients that can be forgotten."""
+    found = list(_coverages(ledger).values())
+    return sum(part >= 0.2 for part in found) / len(found)
+
+
 def _phones(
     ledger: DiskLedger, keep: Keep, layout: Layout, sizes: Sizes
 ) -> list[float]:
@@ -255,6 +301,7 @@ def parts_of(sizes: Sizes) -> dict[str, Callable[[Path, Sizes], Figures]]:
         **{f"append-{n}": partial(append_at, n) for n in sizes.written},
         "wide-round": wide_round,
         "phones": phone_federation,
+        "erased-phones": erased_phones,
         **({f"recorded-{name}": partial(recorded_at, name)} if flower else {}),
         **{f"forget-{n}": partial(forget_from, n) for n in sizes.parameters},
         f"algebra-{largest}": partial(algebra_of, largest),

@@ -239,7 +239,8 @@ class ClientEntry:
         num_summed: Number of updates in the client's vectors, in a ledger of sums.
         mean_share: Mean of the client's shares; None without a round.
         mean_norm: Mean length of the client's updates; None if no length is known.
-        num_dropped: Number of the client's updates that gave way to the budget.
+        num_dropped: Number of the client's updates that the ledger gave up, for its
+            budget or when it erased other clients.
     """
 
     client: ClientId

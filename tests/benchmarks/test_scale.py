@@ -40,6 +40,8 @@ def test_every_part_runs_and_what_is_done_is_not_done_again(tmp_path: Path) -> N
         assert first[figure] > 0, figure
     assert first["intact_after_erasing"] == 1
     assert first["files_600_rounds"] <= 8
+    assert first["erased_phones_sums_after_1"] < first["erased_phones_sums_forgettable"]
+    assert first["erased_phones_sums_16_after_10"] == 1
     assert done[1].stderr == ""
     assert {k: v for k, v in again.items() if k != "machine"} == {
         k: v for k, v in first.items() if k != "machine"

@@ -66,6 +66,58 @@ def test_on_a_terminal_it_asks_first(ledger: Path) -> None:
         assert history_of(ledger) == history
 
 
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """A ledger of sums in which bob misses every other round."""
+    rng = np.random.default_rng(6)
+    start = Params.of({"w": np.zeros(500, np.float32)})
+    with DiskLedger.create(tmp_path / "u", Model(start), history="sums") as made:
+        for index in range(6):
+            here = NAMES if index % 2 else ("ann", "cyd")
+            made.append(random_round(index, here, start.layout, rng))
+    return tmp_path / "u"
+
+
+def test_forget_says_beforehand_whose_sums_an_erasure_gives_up(uneven: Path) -> None:
+    seen = run("forget", uneven, "bob", "--dry-run")
+    told = " ".join(seen.stderr.split())
+    assert "gives up the sums of 2 other clients ('ann', 'cyd')" in told
+    assert "--keep-history keeps the sums" in told
+    assert "2 other clients" in seen.stdout
+    kept = run_json("forget", uneven, "bob", "--dry-run", "--keep-history")
+    assert kept["given_up"] == []
+    assert not any("gives up" in text for text in kept["warnings"])
+    run("request", "add", uneven, "bob")
+    [row] = run_json("request", "apply", uneven, "--dry-run")["requests"]
+    assert row["given_up"] == ["ann", "cyd"]
+    done = run_json("forget", uneven, "bob")
+    assert done["given_up"] == ["ann", "cyd"]
+    checked = run("certificate", "check", done["certificate"], code=3)
+    assert "the sums of 2 other clients" in checked.stdout
+    refused = run("forget", uneven, "ann", "--dry-run", code=1)
+    assert "gave up 6 of its updates" in " ".join(refused.stderr.split())
+
+
+def test_on_a_terminal_forget_asks_before_it_gives_up_sums(uneven: Path) -> None:
+    for answer, state, code in ((b"n\n", "active", 1), (b"y\n", "erased", 0)):
+        ours, theirs = pty.openpty()
+        asked = subprocess.Popen(
+            [*COMMAND, "forget", str(uneven), "bob"],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        os.write(ours, answer)
+        _, error = asked.communicate(timeout=100)
+        os.close(ours)
+        os.close(theirs)
+        assert asked.returncode == code, error.decode()
+        assert b"gives up the sums of 2 other clients" in b" ".join(error.split())
+        assert b"Forget and erase?" in error
+        with LedgerReader(uneven) as ledger:
+            assert ledger.clients()["bob"].state == state
+
+
 @pytest.mark.slow
 def test_a_compacted_ledger_says_what_it_is_and_still_forgets(ledger: Path) -> None:
     before = run_json("forget", ledger, "bob", "--dry-run")
@@ -134,7 +186,7 @@ def test_commands_say_what_the_budget_gave_up(ledger: Path) -> None:
     assert "given up" in run("ledger", "clients", ledger).stdout
     gone = max(lost, key=lambda name: lost[name])
     refused = " ".join(run("forget", ledger, gone, code=1).stderr.split())
-    assert "gave way to the budget" in refused
+    assert "of its updates, for the budget" in refused
 
 
 @pytest.fixture(scope="module")

@@ -249,6 +249,9 @@ def test_the_commands_make_and_check_it(
     assert "choose another file" in one_line(again)
     shown = run("receipt", "check", file, code=3)
     assert shown.stderr.startswith("not authenticated: ")
+    assert made["warnings"] == []
+    nobody = run("receipt", "make", path, "nobody", "--out", tmp_path / "nobody.json")
+    assert "no recorded round has nobody" in one_line(nobody)
     public = run_json("key", "new")["public_path"]
     file.unlink()
     run("receipt", "make", path, CLIENTS[0], "--out", file)

@@ -216,7 +216,12 @@ def test_memory_and_disk_agree(
     memory, disk = recorded(rounds, optimizer), recorded(rounds, optimizer, tmp_path)
     for erase, client in ((True, "ann"), (False, "bob")):
         for ledger in (memory, disk):
-            forget(ledger, [client], FastFedUL(skew=skew), erase=erase)
+            done = forget(ledger, [client], FastFedUL(skew=skew), erase=erase)
+            found, now = done.model.server, ledger.final.server
+            assert found is not None
+            assert now is not None
+            assert found.steps == now.steps
+            np.testing.assert_array_equal(found.vectors, now.vectors)
         np.testing.assert_allclose(
             memory.final.params.flat, disk.final.params.flat, atol=1e-6
         )

@@ -30,6 +30,7 @@ from fastfedul import (
     UnlearnRequest,
     erase,
     forget,
+    preview,
     verify,
 )
 from fastfedul.ledger.protocol import Ledger
@@ -263,17 +264,20 @@ def test_after_an_erasure_sums_are_exact_or_given_up(seed: int, least: int) -> N
     rounds = rounds_of(seed)
     never = in_memory(rounds_of(seed, without="bela"))
     with on_disk(rounds, history="sums", sums_from=least) as ledger:
-        forget(ledger, ["bela"], erase=True)
+        seen = preview(ledger, ["bela"])
+        assert preview(ledger, ["bela"], erase=False).given_up == ()
+        assert forget(ledger, ["bela"], erase=True).given_up == seen.given_up
         [event] = ledger.events()
-        given_up = 0
+        given_up = []
         for name, client in ledger.clients().items():
             if client.num_summed:
                 found = ledger.own_difference(name)
                 assert distance(found, never.own_difference(name)) < 1e-4
             elif client.num_dropped:
-                given_up += 1
+                given_up.append(name)
                 assert not ledger.own_difference(name).any()
-        assert event.details["sums_given_up"] == given_up
+        assert sorted(given_up) == sorted(seen.given_up)
+        assert event.details["sums_given_up"] == len(given_up)
         assert verify(ledger).problems == ()
 
 

@@ -140,7 +140,9 @@ def test_a_client_that_was_given_up_is_refused_with_the_reason_and_comes_back(
         lost = [n for n, e in known.items() if e.num_summed == 0 and e.num_dropped]
         kept = [n for n, e in known.items() if e.num_summed == e.num_updates > 2]
         model = ledger.final.params.flat.tobytes()
-        with pytest.raises(UnlearnRefusedError, match="gave way to the budget") as told:
+        with pytest.raises(
+            UnlearnRefusedError, match="of its updates, for the budget"
+        ) as told:
             forget(ledger, [lost[0]])
         assert "only 0%" in str(told.value)
         assert "\n" not in str(told.value)

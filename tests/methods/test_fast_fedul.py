@@ -91,7 +91,7 @@ def test_a_round_with_nobody_else_would_not_have_happened() -> None:
 def test_the_papers_variants_are_settings() -> None:
     rounds: list[Updates] = [{"a": (0.5, (1, 0)), "b": (0.5, (0, 0))}] * 4
     ledger = ledger_of(*rounds)
-    skew = Scalar(0.5, rounds="alternate")
+    skew = Scalar(0.5, damped="alternate")
     alternate = without(ledger, "a", method=FastFedUL(skew=skew))
     # Damped before rounds 0 and 2: ((0 + g) + g) / 2 + g + g, with g = -1/2.
     np.testing.assert_allclose(alternate.delta.flat, [-1.5, 0])
@@ -101,7 +101,7 @@ def test_the_papers_variants_are_settings() -> None:
 
 
 def test_alternate_damping_is_the_papers_without_a_number_too() -> None:
-    assert Scalar(rounds="alternate").per_round(4) == (0.07, 0.0, 0.07, 0.0)
+    assert Scalar(damped="alternate").per_round(4) == (0.07, 0.0, 0.07, 0.0)
 
 
 def test_whoever_names_no_skew_gets_kronecker_on_means_and_scalar_on_medians() -> None:

@@ -53,7 +53,7 @@ def build(path: Path, key: SigningKey) -> None:
         apply_requests(ledger, certificates=certificates_folder(path), key=key)
         ledger.append(round_of(3, everybody[1:]))
         forget(
-            ledger, ["b"], FastFedUL(skew=Scalar(0.1, rounds="alternate")), erase=False
+            ledger, ["b"], FastFedUL(skew=Scalar(0.1, damped="alternate")), erase=False
         )
         forget(ledger, ["c"], FastFedUL(skew=NoSkew()), erase=False)
         for index in range(4, 6):

@@ -202,6 +202,7 @@ def _show(
             ("federation", _plain(said.ledger.federation or "has no name")),
             ("applied", _plain(said.applied)),
             ("updates", said.history),
+            *_given_up(said.sums_given_up),
             ("rounds", _rounds(said.rounds)),
             ("kept of their share", "-" if coverage is None else f"{coverage:.1%}"),
             ("model before, SHA-256", models.before.sha256),
@@ -241,6 +242,13 @@ def _rounds(found: RoundCounts) -> str:
     if found.taken_part is None:
         return f"{found.recorded} recorded"
     return f"{found.taken_part} of {found.recorded}"
+
+
+def _given_up(count: int | None) -> list[tuple[str, str]]:
+    """Return the line about sums of others that the erasure gave up, if any."""
+    if not count:
+        return []
+    return [("given up", f"the sums of {count:,} other clients")]
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,7 +38,14 @@ from fastfedul.errors import (
     InvalidInputError,
 )
 from fastfedul.forgetting.folder import RUN_CONFIG, run_model_of
-from fastfedul.forgetting.service import Forgetting, forget, preview
+from fastfedul.forgetting.service import (
+    Forgetting,
+    checked_names,
+    forget,
+    given_up_warning,
+    preview,
+)
+from fastfedul.ledger.changes.erase_sums import given_up_by_erasing
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.model_files import model_written
@@ -66,6 +74,13 @@ def forget_clients(
         ),
     ] = False,
     erase_history: EraseFlag = True,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            help="Do not ask on a terminal if the erasure gives up sums of others.",
+        ),
+    ] = False,
     out_file: Annotated[
         Path | None,
         typer.Option(
@@ -118,6 +133,8 @@ def forget_clients(
     with opened as ledger:
         _check_place(out_file, ledger.path)
         _check_took_part(ledger, names)
+        if erase_history and not (dry_run or yes or json):
+            _confirm(ledger, names)
         judge.open(ledger, path)
         check.open(ledger, names)
         try:
@@ -187,7 +204,9 @@ def _forget(
     with federation_of(path, method) as federation:
         if not isinstance(ledger, DiskLedger):
             with err().status("reading the ledger"):
-                found = preview(ledger, names, method, federation=federation)
+                found = preview(
+                    ledger, names, method, erase=erase, federation=federation
+                )
                 judge(ledger.final, found.model)
             if out_file:
                 with model_written(out_file, found.model):
@@ -253,6 +272,17 @@ def _check_took_part(ledger: LedgerReader, names: Sequence[ClientId]) -> None:
             )
 
 
+def _confirm(ledger: LedgerReader, names: Sequence[ClientId]) -> None:
+    """Ask on a terminal, if the erasure gives up sums of other clients."""
+    if not sys.stdin.isatty():
+        return
+    given_up = given_up_by_erasing(ledger, checked_names(ledger, names))
+    if given_up:
+        warn(given_up_warning(given_up))
+        if not typer.confirm("Forget and erase?", err=True):
+            raise typer.Abort
+
+
 def _check_place(out_file: Path | None, ledger: Path) -> None:
     """Raise if the model would be written over a file of a ledger or run."""
     if out_file is None:
@@ -284,6 +314,7 @@ def _facts(found: Forgetting, method: Method) -> dict[str, Any]:
         "seconds": result.seconds if result else None,
         "bytes_read": result.bytes_read if result else None,
         "client_calls": result.client_calls if result else None,
+        "given_up": list(found.given_up),
         "warnings": list(found.warnings),
     }
     if isinstance(result, Removal):
@@ -318,6 +349,8 @@ def _show(facts: dict[str, Any]) -> None:
             rows.append(("bound of Theorem 1", bound))
         taken = f"{show_bytes(facts['bytes_read'])} in {show_seconds(facts['seconds'])}"
         rows.append(("read", taken))
+    if facts["given_up"]:
+        rows.append(("gives up sums of", f"{len(facts['given_up']):,} other clients"))
     rows.append(("model", facts["model"] or "not written"))
     if facts["certificate"]:
         note = " (signed)" if facts["signed"] else f" ({UNSIGNED})"

@@ -16,6 +16,7 @@ from fastfedul.cli.output import (
     print_json,
     say,
     show_name,
+    warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerError
 from fastfedul.forgetting.certificates import read_text
@@ -30,6 +31,11 @@ from fastfedul.forgetting.receipts import (
 )
 from fastfedul.forgetting.signing import create_file, find_key
 from fastfedul.ledger.reader import LedgerReader
+
+_NOWHERE = (
+    "no recorded round has {}, so the receipt proves exclusion: right after an "
+    "erasure, else look at the spelling with `fastfedul ledger clients`"
+)
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -58,10 +64,14 @@ def make(
         raise InvalidInputError(
             f"cannot write {out}: {error.strerror or error}; choose another file"
         ) from None
+    warnings = [] if receipt.included else [_NOWHERE.format(show_name(client))]
     facts = {**_facts(receipt), "file": str(out), "signed": key is not None}
+    facts["warnings"] = warnings
     if json:
         print_json(facts)
         return
+    for text in warnings:
+        warn(text)
     signed = "yes" if key else "no; make a key with `fastfedul key new`"
     print_facts("Receipt", [*_rows(receipt), ("signed", signed), ("file", str(out))])
 

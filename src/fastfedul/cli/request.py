@@ -182,7 +182,7 @@ def apply_waiting(
     """
     method, judge = chosen_method(options), Judge(options)
     if dry_run:
-        _show_preview(run, method, judge, json=json)
+        _show_preview(run, method, judge, erase_history, json=json)
         return
     with (
         telling_how_to_go_on(
@@ -223,7 +223,9 @@ def apply_waiting(
         warn(text)
 
 
-def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> None:
+def _show_preview(
+    run: Path, method: Method, judge: Judge, erase: bool, *, json: bool
+) -> None:
     """Print how each waiting request would end, taken by itself."""
     rows = []
     with LedgerReader(run) as ledger, federation_of(run, method) as federation:
@@ -232,12 +234,15 @@ def _show_preview(run: Path, method: Method, judge: Judge, *, json: bool) -> Non
             row: dict[str, Any] = {"request": request.number, "client": request.client}
             try:
                 own = method_for(request, method)
-                found = preview(ledger, [request.client], own, federation=federation)
+                found = preview(
+                    ledger, [request.client], own, erase=erase, federation=federation
+                )
                 judge(ledger.final, found.model)
                 row |= {
                     "state": "would be applied",
                     "coverage": found.coverage,
                     "delta_norm": found.delta_norm,
+                    "given_up": list(found.given_up),
                     "warnings": list(found.warnings),
                 }
             except NotAcceptedError as error:
@@ -302,6 +307,7 @@ def answers_of(done: tuple[AppliedRequest, ...]) -> list[dict[str, Any]]:
         {
             **facts_of(one.request, one.certificate),
             "signed": one.signed,
+            "given_up": list(one.forgetting.given_up) if one.forgetting else [],
             "warnings": list(one.forgetting.warnings) if one.forgetting else [],
         }
         for one in done

@@ -21,6 +21,7 @@ from fastfedul.forgetting.certificates import certificate_path, certificates_fol
 from fastfedul.forgetting.folder import bring_up_to_date
 from fastfedul.forgetting.privacy import privacy_facts, privacy_warning
 from fastfedul.forgetting.signing import SigningKey, find_key
+from fastfedul.ledger.changes.erase_sums import given_up_by_erasing
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.lookalikes import lookalike_warnings
@@ -31,6 +32,7 @@ from fastfedul.ledger.protocol import (
     require_ledger,
     state_of,
 )
+from fastfedul.ledger.reader import LedgerReader
 from fastfedul.limits import require_number, require_path, require_type, show
 from fastfedul.methods.buffers import OLD_BUFFERS
 from fastfedul.methods.fast_fedul.method import FastFedUL
@@ -58,12 +60,8 @@ NOBODY_STAYS = (
     "the first model"
 )
 
-
-_GIVEN_UP = (
-    "the ledger gave up the sums of {} other clients, because it could not take the "
-    "erased updates out of them; what they sent so far can only be forgotten by "
-    "retraining"
-)
+_NAMES_SHOWN = 3
+"""How many names of a long list a warning shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +80,8 @@ class Forgetting:
         erased: Whether the ledger has lost the clients' updates.
         certificate: File of the certificate; None for a ledger in memory or a preview.
         signed: Whether the certificate is signed.
+        given_up: Other clients whose sums the erasure gives up, because the erased
+            updates cannot be taken out of them.
         warnings: Sentences that a reader should know.
         privacy: Noise of the rounds with and without the clients; None if the server
             never added noise.
@@ -98,6 +98,7 @@ class Forgetting:
     erased: bool = False
     certificate: Path | None = None
     signed: bool = False
+    given_up: tuple[ClientId, ...] = ()
     warnings: tuple[str, ...] = ()
     privacy: Mapping[str, object] | None = None
 
@@ -130,6 +131,7 @@ def preview(
     clients: Iterable[ClientId],
     method: Method | None = None,
     *,
+    erase: bool = True,
     federation: Federation | None = None,
 ) -> Forgetting:
     """Return the forgetting of clients without doing it; nothing changes.
@@ -138,15 +140,17 @@ def preview(
         ledger: Any ledger.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
+        erase: Whether the forgetting would erase the clients' updates too.
         federation: The federation, for a method that needs its clients' help.
 
     Raises:
         AlreadyForgottenError: If the clients were forgotten before.
         UnlearnRefusedError: If the method refuses.
     """
+    require_type("erase", erase, bool, "True or False")
     names = checked_names(ledger, clients)
     _require_active(ledger, names)
-    return _computed(ledger, names, usual_method(method), federation)
+    return _computed(ledger, names, usual_method(method), federation, erase=erase)
 
 
 def forget(
@@ -201,7 +205,7 @@ def forget(
     _require_active(ledger, names)
     about = _audited(ledger, names, method, audit)
     computed_at = state_of(ledger)
-    found = _computed(ledger, names, method, federation)
+    found = _computed(ledger, names, method, federation, erase=erase)
     if accept is not None:
         accept(ledger.final, found.model)
     result = found.result
@@ -217,7 +221,7 @@ def forget(
         request=request,
         computed_at=computed_at,
     )
-    return _committed(found, files, erased=erase)
+    return _committed(ledger, found, files, erased=erase)
 
 
 def erase(
@@ -392,6 +396,8 @@ def _computed(
     names: tuple[ClientId, ...],
     method: Method,
     federation: Federation | None,
+    *,
+    erase: bool,
 ) -> Forgetting:
     """Return a method's answer, with the ledger's facts about the clients."""
     if federation is not None:
@@ -401,8 +407,9 @@ def _computed(
     # Read after the call, so that it takes no memory while the method works.
     current = ledger.final
     privacy = privacy_facts(ledger, names)
+    found = _described(ledger, names, result.model(current), erase=erase)
     return replace(
-        _described(ledger, names, result.model(current)),
+        found,
         result=result,
         delta_norm=norm(result.change(current).flat),
         warnings=(
@@ -411,13 +418,19 @@ def _computed(
             *result.warnings,
             *((OLD_BUFFERS,) if current.buffers and result.buffers is None else ()),
             *privacy_warning(privacy),
+            *found.warnings,
         ),
         privacy=privacy,
     )
 
 
-def _described(ledger: Ledger, names: tuple[ClientId, ...], model: Model) -> Forgetting:
+def _described(
+    ledger: Ledger, names: tuple[ClientId, ...], model: Model, *, erase: bool
+) -> Forgetting:
     """Return the ledger's facts about the clients, as of a forgetting to be done."""
+    given_up: tuple[ClientId, ...] = ()
+    if erase and isinstance(ledger, LedgerReader):
+        given_up = given_up_by_erasing(ledger, names)
     updates = {name: ledger.updates_of(name) for name in names}
     together = [update for own in updates.values() for update in own]
     return Forgetting(
@@ -426,30 +439,44 @@ def _described(ledger: Ledger, names: tuple[ClientId, ...], model: Model) -> For
         rounds=len({update.round for update in together}),
         coverage=coverage_of(together),
         coverage_by_client={name: coverage_of(own) for name, own in updates.items()},
+        given_up=given_up,
+        warnings=(given_up_warning(given_up),) if given_up else (),
+    )
+
+
+def given_up_warning(clients: Sequence[ClientId]) -> str:
+    """Return a warning about clients whose sums an erasure gives up."""
+    shown = ", ".join(f"{name!r:.80}" for name in clients[:_NAMES_SHOWN])
+    more = ", ..." if clients[_NAMES_SHOWN:] else ""
+    several = len(clients) > 1
+    return (
+        f"the erasure gives up the sum{'s' if several else ''} of {len(clients):,} "
+        f"other client{'s' if several else ''} ({shown}{more}): it cannot take the "
+        "erased updates out of them, so what these clients sent until now can "
+        "afterwards be forgotten only by retraining; --keep-history keeps the sums, "
+        "and a ledger of rounds, or of sums:K with K above the rounds of a client, "
+        "avoids it"
     )
 
 
 def _erased(
     ledger: WritableLedger, names: tuple[ClientId, ...], files: LedgerFiles
 ) -> Forgetting:
-    found = _described(ledger, names, ledger.final)
+    found = _described(ledger, names, ledger.final, erase=True)
     ledger.commit_erasure(names, {"software": _versions()})
-    return _committed(found, files, erased=True)
+    return _committed(ledger, found, files, erased=True)
 
 
-def _committed(found: Forgetting, files: LedgerFiles, *, erased: bool) -> Forgetting:
+def _committed(
+    ledger: WritableLedger, found: Forgetting, files: LedgerFiles, *, erased: bool
+) -> Forgetting:
     """Return a committed forgetting, after the files beside the ledger followed."""
     certificate = files.follow()
-    given_up = 0
-    if files.ledger is not None and erased:
-        told = files.ledger.events()[-1].details.get("sums_given_up", 0)
-        given_up = told if isinstance(told, int) else 0
+    # An erasure sets the state of the server optimizer anew.
+    anew = erased and ledger.settings.optimizer is not None
     return replace(
         found,
-        warnings=(
-            *found.warnings,
-            *((_GIVEN_UP.format(given_up),) if given_up else ()),
-        ),
+        model=ledger.final if anew else found.model,
         committed=True,
         erased=erased,
         certificate=certificate,

@@ -172,6 +172,7 @@ class Predicate(JsonObject):
     applied: str
     action: Literal["forget", "erase", "forget and erase"]
     history: Literal["erased", "kept"]
+    sums_given_up: Unsigned | None
     method: MethodFacts | None
     rounds: RoundCounts
     coverage: Coverage
@@ -254,6 +255,7 @@ def make_statement(entry: LogEntry) -> Statement:
         "applied": event.time,
         "action": event.kind,
         "history": "erased" if erased else "kept",
+        "sums_given_up": details.get("sums_given_up"),
         "method": method,
         "rounds": {
             "recorded": details["recorded_rounds"],

@@ -14,8 +14,8 @@ more. Such a sum is given up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ from fastfedul.ledger.participation import (
     mean_factor,
     participation,
 )
+from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import ClientRow, PartRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat
@@ -40,9 +41,55 @@ from fastfedul.records import ClientId
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
+    from fastfedul.ledger.reader import LedgerReader
 
 Factors = tuple[float, float]
 """Of a client's own difference, and of the joint difference of those who leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What an erasure does to the vectors of the clients that stay.
+
+    Attributes:
+        joint: Factors of the leavers' own differences in their joint difference; None
+            if their vectors do not give it exactly.
+        sums: Clients whose sum changes, with the factors.
+        parts: Parts that change, with their client and the factors.
+        given_up: Clients whose vectors cannot be corrected.
+    """
+
+    joint: Mapping[ClientId, float] | None
+    sums: list[tuple[ClientRow, Factors]]
+    parts: list[tuple[ClientRow, PartRow, Factors]]
+    given_up: list[ClientRow]
+
+
+def plan_corrections(
+    index: Index, here: Participation, gone: frozenset[ClientId]
+) -> Corrections:
+    """Return what erasing some clients does to the others; no vector is read."""
+    touched = sorted({index for name in gone for index in here.places_of(name)})
+    met = sorted({name for index in touched for name in here.places[index]} - gone)
+    with_parts = _rounds_of_parts(index, here, gone)
+    found = Corrections(_joint_factors(here, gone), [], [], [])
+    for name in met:
+        row = index.client(name)
+        assert row is not None
+        if row.num_summed == 0:
+            continue
+        if row.difference is None:
+            parts = _corrected_parts(index, here, row, gone, with_parts)
+            if parts is not None:
+                found.parts.extend((row, *one) for one in parts)
+                continue
+        elif found.joint is not None:
+            factors = _of_sum(here, touched, gone, name)
+            if factors is not None:
+                found.sums.append((row, factors))
+                continue
+        found.given_up.append(row)
+    return found
 
 
 def erase_from_sums(
@@ -55,102 +102,124 @@ def erase_from_sums(
     """
     gone = frozenset(clients)
     here = participation(ledger)
-    touched = sorted({index for name in gone for index in here.places_of(name)})
-    met = sorted({name for index in touched for name in here.places[index]} - gone)
-    joint = _joint_sum(ledger, here, gone)
-    joint_parts = _joint_parts(change, here, gone)
-    placed: list[Placed] = []
-    changes: list[tuple[PartRow | None, Factors, Flat]] = []
-    given_up = 0
-    for name in met:
-        row = change.client(name)
-        if row.num_summed == 0:
-            continue
-        if row.difference is None:
-            parts = _corrected_parts(change, here, row, gone, joint_parts)
-            if parts is not None:
-                for part, factors in parts:
-                    placed.append((row, part.round))
-                    changes.append((part, factors, joint_parts[part.round]))
-                continue
-        elif joint is not None:
-            found = _of_sum(here, touched, gone, name)
-            if found is not None:
-                placed.append((row, None))
-                changes.append((None, found, joint))
-                continue
+    plan = plan_corrections(change.index, here, gone)
+    joint_parts = _joint_parts(
+        change, here, gone, {part.round for _, part, _ in plan.parts}
+    )
+    for row in plan.given_up:
         give_up_vectors(change, row)
-        given_up += 1
+
+    joint = np.zeros(ledger.settings.layout.size, np.float32)
+    if plan.sums and plan.joint is not None:
+        for name, factor in sorted(plan.joint.items()):
+            joint += np.float32(factor) * ledger.own_difference(name)
 
     def corrected() -> Iterator[Flat]:
-        for (row, _), (part, (of_own, of_others), others) in zip(
-            placed, changes, strict=True
-        ):
-            if part is None:
-                own = change.difference_of(row)
-            else:
-                own = change.part_of(part)
-                release_part(change, part)
-            yield np.float32(of_own) * own + np.float32(of_others) * others
+        for row, (of_own, of_joint) in plan.sums:
+            own = change.difference_of(row)
+            yield np.float32(of_own) * own + np.float32(of_joint) * joint
+        for _, part, (of_own, of_joint) in plan.parts:
+            own = change.part_of(part)
+            release_part(change, part)
+            others = joint_parts[part.round]
+            yield np.float32(of_own) * own + np.float32(of_joint) * others
 
+    placed: list[Placed] = [(row, None) for row, _ in plan.sums]
+    placed += [(row, part.round) for row, part, _ in plan.parts]
     put_vectors(change, placed, corrected())
     _take_out(ledger, change, clients, here)
-    return given_up
+    return len(plan.given_up)
 
 
-def _joint_sum(
-    ledger: Ledger, here: Participation, gone: frozenset[ClientId]
-) -> Flat | None:
-    """Return the difference of all clients that go; None if sums do not have it."""
-    factors = joint_factors(here, gone)
+def given_up_by_erasing(
+    ledger: LedgerReader, clients: Iterable[ClientId]
+) -> tuple[ClientId, ...]:
+    """Return the other clients whose vectors an erasure of some would give up.
+
+    Afterwards nobody can take out of the model what these clients sent so far.
+    """
+
+    def look() -> tuple[ClientId, ...]:
+        if ledger.settings.history != "sums":
+            return ()
+        here, gone = participation(ledger), frozenset(clients)
+        plan = plan_corrections(ledger.index, here, gone)
+        return tuple(row.name for row in plan.given_up)
+
+    return ledger.index.look(look)
+
+
+def _joint_factors(
+    here: Participation, gone: frozenset[ClientId]
+) -> dict[ClientId, float] | None:
+    """Return factors that give the joint difference exactly; None if none do."""
     lost = any(
         place.reach and not place.is_stored
         for name in gone
         for place in here.places_of(name).values()
     )
+    factors = joint_factors(here, gone)
     if lost or any(factor.off for factor in factors.values()):
         return None
-    joint = np.zeros(ledger.settings.layout.size, np.float32)
-    for name in sorted(gone):
-        joint += np.float32(factors[name].value) * ledger.own_difference(name)
-    return joint
+    return {name: factor.value for name, factor in factors.items()}
+
+
+def _rounds_of_parts(
+    index: Index, here: Participation, gone: frozenset[ClientId]
+) -> set[int]:
+    """Return the rounds of which all clients that go have a part, and others stay."""
+    found: set[int] = set()
+    missing: set[int] = set()
+    for name in gone:
+        own = {part.round for part in _parts_of(index, name)}
+        for number in here.places_of(name):
+            stays = number in own and here.share_of(gone, number) < 1
+            (found if stays else missing).add(number)
+    return found - missing
 
 
 def _joint_parts(
-    change: Transaction, here: Participation, gone: frozenset[ClientId]
+    change: Transaction,
+    here: Participation,
+    gone: frozenset[ClientId],
+    rounds: set[int],
 ) -> dict[int, Flat]:
-    """Return the joint difference of each round of which all have a part."""
+    """Return the joint difference of each of some rounds."""
     found: dict[int, Flat] = {}
-    missing: set[int] = set()
     for name in sorted(gone):
-        row = change.client(name)
-        parts = {part.round: part for part in change.parts_of(row)}
-        for index, place in here.places_of(name).items():
-            left = 1 - here.share_of(gone, index)
-            if index not in parts or left <= 0:
-                missing.add(index)
+        for part in _parts_of(change.index, name):
+            number = part.round
+            if number not in rounds:
                 continue
-            factor = np.float32((1 - place.share) / left)
-            vector = factor * change.part_of(parts[index])
-            found[index] = found[index] + vector if index in found else vector
-    return {index: vector for index, vector in found.items() if index not in missing}
+            left = 1 - here.share_of(gone, number)
+            factor = np.float32((1 - here.places[number][name].share) / left)
+            vector = factor * change.part_of(part)
+            found[number] = found[number] + vector if number in found else vector
+    return found
+
+
+def _parts_of(index: Index, client: ClientId) -> list[PartRow]:
+    """Return the parts of a client's difference; none if it has a sum."""
+    row = index.client(client)
+    assert row is not None
+    return index.rows(PartRow, None, client=row.id)
 
 
 def _corrected_parts(
-    change: Transaction,
+    index: Index,
     here: Participation,
     row: ClientRow,
     gone: frozenset[ClientId],
-    joint_parts: Mapping[int, Flat],
+    with_parts: Set[int],
 ) -> list[tuple[PartRow, Factors]] | None:
     """Return the parts of a client that change; None if one cannot be corrected."""
     found = []
-    for part in change.parts_of(row):
+    for part in index.rows(PartRow, None, client=row.id):
         away = here.share_of(gone, part.round)
         if not away:
             continue
         factors = _factors(here, part.round, row.name, gone)
-        if factors is None or part.round not in joint_parts:
+        if factors is None or part.round not in with_parts:
             return None
         found.append((part, factors))
     return found

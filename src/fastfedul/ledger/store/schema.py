@@ -68,7 +68,7 @@ class LedgerRow(Row):
 class ClientRow(Row):
     """A client, with totals over its rows in `updates`, and its sum if there is one.
 
-    `num_dropped` counts the updates that gave way to a budget. `contribution` is the
+    `num_dropped` counts the updates that the ledger gave up. `contribution` is the
     sum of share times norm over the updates that are in the client's vectors; it is 0
     in a ledger of rounds.
     """

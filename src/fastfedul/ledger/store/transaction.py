@@ -284,10 +284,6 @@ class Transaction:
         """Return the stored difference of a client; zeros if it has no vector."""
         return read_difference(self.index, self.files, self.settings, client)
 
-    def parts_of(self, client: ClientRow) -> list[PartRow]:
-        """Return the parts of a client's difference, if it has no sum."""
-        return self.index.rows(PartRow, None, client=client.id)
-
     def part_of(self, row: PartRow) -> Flat:
         """Return one part of a client's difference."""
         place = f"round {row.round}, part of client number {row.client}"

@@ -63,7 +63,7 @@ class FastFedUL:
     With nothing set, the skew is `Kronecker()`. The paper's method is
     `FastFedUL(skew=Scalar(0.07))`. The paper's variants are settings: Fast-FedUL-1 is a
     ledger kept with the `uniform` policy, Fast-FedUL-2 is `NoSkew()`, Fast-FedUL-3 is
-    `Scalar(0.07, rounds="alternate")`.
+    `Scalar(0.07, damped="alternate")`.
 
     Attributes:
         skew: How the others' training is taken to have reacted. None for `Kronecker()`

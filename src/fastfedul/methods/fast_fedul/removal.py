@@ -91,7 +91,7 @@ def judge(
     Args:
         coverage: Part of each client's share in the model whose updates were kept.
         minimum: Part below which the forgetting is refused.
-        ledger: The ledger, which says how much gave way to its budget.
+        ledger: The ledger, which says how much it gave up.
 
     Raises:
         UnlearnRefusedError: If less than the minimum was kept of a client.
@@ -104,7 +104,10 @@ def judge(
         known = known or ledger.clients()
         dropped = known[client].num_dropped
         why = (
-            f" (its {dropped} other updates gave way to the budget)" if dropped else ""
+            f" (the ledger gave up {dropped} of its updates, for the budget or when it "
+            "erased others)"
+            if dropped
+            else ""
         )
         if part < minimum:
             raise UnlearnRefusedError(

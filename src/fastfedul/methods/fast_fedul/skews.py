@@ -122,11 +122,11 @@ class Scalar:
         damping: The part that is pulled back in a round, from 0 to 1: one number, or
             one for each round. It is minus the paper's alpha, so a number from -1 to
             0 runs the formula as the paper prints it; the result warns of that.
-        rounds: `all` rounds, or `alternate` ones: the first, the third and so on.
+        damped: `all` rounds, or `alternate` ones: the first, the third and so on.
     """
 
     damping: float | tuple[float, ...] = PAPERS_DAMPING
-    rounds: Literal["all", "alternate"] = "all"
+    damped: Literal["all", "alternate"] = "all"
     name: ClassVar[str] = "scalar"
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class Scalar:
                 f"damping is from 0 to 1, not {self.damping}; the paper's alpha of "
                 "-0.07 is damping 0.07, and -0.07 is its formula as printed"
             )
-        require_choice("choice of damped rounds", self.rounds, ("all", "alternate"))
+        require_choice("choice of damped rounds", self.damped, ("all", "alternate"))
 
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON values."""
@@ -153,7 +153,7 @@ class Scalar:
         damping = list(self.damping) if isinstance(self.damping, tuple) else None
         return {
             "damping": damping if several else self.damping,
-            "damped": self.rounds,
+            "damped": self.damped,
         }
 
     def per_round(self, num_rounds: int) -> tuple[float, ...]:
@@ -164,7 +164,7 @@ class Scalar:
                 f"{len(values)} dampings were given for {num_rounds} rounds"
             )
         full = np.broadcast_to(values, num_rounds).copy()
-        if self.rounds == "alternate":
+        if self.damped == "alternate":
             full[1::2] = 0
         return tuple(full.tolist())
 
