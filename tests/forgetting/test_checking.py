@@ -40,6 +40,7 @@ from fastfedul.forgetting.service import describe
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.forgetting.statements import parse_statement
 from fastfedul.ledger.store.schema import digest_of
+from fastfedul.runs.status import status_of
 from tests.support.audited import (
     CLIENTS,
     SIZE,
@@ -190,6 +191,26 @@ def test_after_an_erasure_earlier_certificates_still_hold_as_far_as_can_be(
     last = read_certificate(certificates_folder(path) / "event-5.json")
     assert last.predicate.method is None
     assert last.statement.before == last.statement.after
+
+
+def test_certificates_that_swapped_their_names_are_there_all_the_same(
+    path: Path,
+) -> None:
+    folder = certificates_folder(path)
+    one, other = folder / "event-2.json", folder / "event-3.json"
+    one.rename(folder / "aside")
+    other.rename(one)
+    (folder / "aside").rename(other)
+    state = status_of(path)
+    assert (state.certificates, state.missing) == (4, 0)
+    with LedgerReader(path) as ledger:
+        assert write_certificates(ledger, folder, KEY) == ()
+    assert found(path, "event-2").ok
+    other.unlink()
+    assert status_of(path).missing == 1
+    with LedgerReader(path) as ledger:
+        [written] = write_certificates(ledger, folder, KEY)
+    assert written.name.startswith("event-2-")
 
 
 def test_only_a_trusted_key_authenticates(path: Path, certificate: Certificate) -> None:

@@ -46,7 +46,7 @@ def test_an_append_after_a_thousand_rounds_does_what_it_does_after_a_hundred(
     connect = sqlite3.connect
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         connection.set_trace_callback(statements.append)
         return connection
 

@@ -132,7 +132,8 @@ class Index:
 
         Raises:
             LedgerError: If the block finds damage in a view that is no longer the
-                ledger's: a change has removed files that the view refers to.
+                ledger's: a change has removed files that the view refers to, or a
+                request is about a client that the view does not have.
         """
         outer = not self.is_viewed()
         try:
@@ -144,8 +145,7 @@ class Index:
             if self.is_current():
                 raise
             raise LedgerError(
-                f"{self.path.parent} was changed while it was being read, and files of "
-                "its earlier state are gone; read it again"
+                f"{self.path.parent} was changed while it was being read; read it again"
             ) from None
         finally:
             if outer:

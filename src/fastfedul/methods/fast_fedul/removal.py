@@ -104,8 +104,7 @@ def judge(
         known = known or ledger.clients()
         dropped = known[client].num_dropped
         why = (
-            f" (the ledger gave up {dropped} of its updates, for the budget or when it "
-            "erased others)"
+            f" (the ledger gave up {dropped} of its updates, {_reason(ledger)})"
             if dropped
             else ""
         )
@@ -121,6 +120,18 @@ def judge(
                 f"kept{why}; the rest is estimated from that or stays in"
             )
     return tuple(warnings)
+
+
+def _reason(ledger: Ledger) -> str:
+    """Return in words why a ledger gave up updates, by its log."""
+    events = ledger.events()
+    for_budget = any(event.kind == "drop" for event in events)
+    for_erasure = any(event.details.get("sums_given_up") for event in events)
+    reasons = [
+        *(["for the budget"] if for_budget else []),
+        *(["when it erased others"] if for_erasure else []),
+    ]
+    return " or ".join(reasons)
 
 
 def standard_error(removal: Leaving, decay: Array) -> float | None:
