@@ -57,21 +57,21 @@ def certificates_folder(ledger: Path) -> Path:
 
 
 def certificate_path(folder: Path, entry: LogEntry) -> Path:
-    """Return the file of an entry's certificate: by its request if there was one.
+    """Return the file of an entry's certificate, there or to be written.
 
-    If another certificate has that name, it is the file of the folder that certifies
-    the entry, or a file to be written with the digest in its name.
+    Its name is by its request if there was one. A file of another name counts if it
+    certifies the entry. Where another certificate has the name, the digest is added.
     """
     requests = requests_of(entry)
     name = f"{requests[0]['request']}" if requests else f"event-{entry.number}"
     path = folder / f"{name}.json"
     standing = _standing(path)
-    if standing is None or standing[0] == entry.digest:
+    if standing is not None and standing[0] == entry.digest:
         return path
     for other in sorted(folder.glob("*.json")):
         if (_standing(other) or (None,))[0] == entry.digest:
             return other
-    return folder / f"{name}-{entry.digest[:16]}.json"
+    return path if standing is None else folder / f"{name}-{entry.digest[:16]}.json"
 
 
 def make_certificate(entry: LogEntry, key: SigningKey | None) -> Certificate:
