@@ -11,6 +11,9 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError
 
+Place = str | os.PathLike[str]
+"""A path, or a run that `train` returned; `path_of` has the path."""
+
 _LONGEST_SHOWN = 60
 
 
@@ -121,14 +124,16 @@ def require_type(
         raise InvalidInputError(f"{what} is {wanted}, not {show(value)}")
 
 
-def require_path(path: object) -> Path:
-    """Return a path that the system can look up.
+def path_of(place: object) -> Path:
+    """Return the path of a place: text, a path, or a run that `train` returned.
 
     Raises:
         InvalidInputError: If it is no path, or has characters that no path has.
     """
-    require_type("a path", path, (str, Path), "text or a pathlib.Path")
-    text = str(path)
+    wanted = "text, a pathlib.Path, or what fastfedul.train returned"
+    require_type("a path", place, (str, os.PathLike), wanted)
+    text = os.fspath(place)  # type: ignore[call-overload]
+    require_type("a path", text, str, wanted)
     if not text or "\0" in text or any("\ud800" <= c <= "\udbff" for c in text):
         raise InvalidInputError(f"{show(text)} is no path; name a file or a folder")
     return Path(text)

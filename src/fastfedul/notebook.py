@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fastfedul.errors import FastFedULError
@@ -36,6 +36,40 @@ def facts_to_html(caption: str, facts: Mapping[str, object]) -> str:
         for name, value in facts.items()
     )
     return f"<table><caption>{html.escape(caption)}</caption>{rows}</table>"
+
+
+def rows_to_html(
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a table with headings, and sentences below it, every text escaped.
+
+    >>> rows_to_html("Worth", ["client"], [["<b>"]], ["few"])[:64]
+    '<table><caption>Worth</caption><thead><tr><th>client</th></tr></'
+    """
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    below = "".join(f"<p>{html.escape(text)}</p>" for text in notes)
+    return (
+        f"<table><caption>{html.escape(caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+    )
+
+
+def ledger_to_text(ledger: _Ledger) -> str:
+    """Return the text of a ledger object, also of a closed one: place and size."""
+    path = getattr(ledger, "path", None)
+    start = type(ledger).__name__ + ("" if path is None else f" {path}")
+    try:
+        count = f"{ledger.num_rounds} rounds, {len(ledger.clients())} clients"
+    except FastFedULError as error:
+        count = str(error)
+    return f"<{start}: {count}>"
 
 
 def ledger_to_html(ledger: _Ledger) -> str:

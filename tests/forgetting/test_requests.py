@@ -368,7 +368,7 @@ def test_a_request_may_ask_for_its_method(path: Path) -> None:
     [
         ({"client": 3}, "a client name is text, not 3"),
         ({"client": ["a"]}, "a client name is text"),
-        ({"path": None}, "a path is text or a pathlib.Path, not None"),
+        ({"path": None}, "a path is text, .* returned, not None"),
         ({"reason": 3}, "the reason of a request is text, not 3"),
         ({"method": "fast-fedul", "settings": 3}, "settings is a mapping by name"),
     ],

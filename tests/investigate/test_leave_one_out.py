@@ -187,6 +187,9 @@ def test_trace_and_contribution_rank_every_client() -> None:
     assert all(own.trajectory is None for own in without.clients)
     assert any("gives no gradients" in note for note in without.notes)
     worth = contributions_to(ledger, given, shapley=3)
+    for shown in (found._repr_html_(), worth._repr_html_()):
+        assert all(f"<td>{name}</td>" in shown for name in names)
+        assert shown.count("<tr>") == 5
     assert {own.client for own in worth.clients} == names
     bobless = FastFedUL()(UnlearnRequest(ledger, frozenset({"bob"})))
     assert worth.num_coalitions > 2

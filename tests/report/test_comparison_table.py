@@ -58,6 +58,12 @@ def over_seeds(run: RunSummary) -> ff.ComparisonTable:
 def test_a_run_is_what_train_returned_or_its_path(
     run: RunSummary, table: ff.ComparisonTable
 ) -> None:
+    for look in (ff.trace, ff.contributions, ff.audit):
+        with pytest.raises(ff.InvalidInputError, match="a path is text"):
+            look(7, "client-0")  # type: ignore[arg-type]
+    worth = ff.contributions(run)
+    assert {one.client for one in worth.clients} == set(run.clients)
+    assert ff.trace(run, backdoor=1).clients
     for place in (run.path, str(run.path)):
         found = ff.compare(place, methods=["fast-fedul"])
         assert found.forget == ("client-0",)
@@ -211,7 +217,7 @@ def test_a_missing_package_is_named_with_its_extra(
         ({"settings": {"fast-fedul": {3: 1}}}, "no such setting: 3"),
         ({"seeds": 3}, "seeds are a list of numbers, not 3"),
         ({"seeds": "01"}, "seeds are a list of numbers, not '01'"),
-        ({"run": 3}, "a path is text or a pathlib.Path, not 3"),
+        ({"run": 3}, "a path is text, .* returned, not 3"),
         ({"methods": [Nothing]}, "it is a class; make an object"),
         ({"methods": [3]}, "3 is no method"),
         ({"seeds": [1]}, "has seed 0, which must be among the seeds; choose 0,1"),

@@ -237,8 +237,16 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_flat_name_is_told_both_ways_to_write_it() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        RunConfig(data="digits", clients=5)
+    assert "RunConfig(data={'clients': ...})" in str(caught.value)
+    assert "RunConfig.from_options(clients=...)" in str(caught.value)
+    assert RunConfig.from_options(data="digits", clients=5).data.clients == 5
+
+
 def test_an_option_in_the_wrong_place_is_told_its_part() -> None:
-    with pytest.raises(InvalidInputError, match=r"lr belongs to \[local\]"):
+    with pytest.raises(InvalidInputError, match=r"RunConfig\(local="):
         RunConfig(lr=0.1)
     with pytest.raises(InvalidInputError, match="did you mean clients"):
         RunConfig(data={"client": 3})

@@ -29,9 +29,9 @@ from fastfedul.forgetting.service import (
 )
 from fastfedul.ledger.changes import requests as rows
 from fastfedul.ledger.checks import check_name
-from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.disk import DiskLedger, ledger_at
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.limits import require_number, require_path, require_type
+from fastfedul.limits import Place, path_of, require_number, require_type
 from fastfedul.methods.protocol import Method, needs_help, require_usable
 from fastfedul.methods.registry import find_installed
 from fastfedul.records import ClientId, ForgetRequest
@@ -69,7 +69,7 @@ def has_waiting(ledger: DiskLedger) -> bool:
 
 
 def add_request(
-    path: Path | str,
+    path: Place,
     client: ClientId,
     reason: str | None = None,
     *,
@@ -95,7 +95,7 @@ def add_request(
             or a request cannot ask for the method.
         LedgerDamagedError: If the ledger is an older copy, see `require_newest`.
     """
-    path = require_path(path)
+    path = path_of(path)
     check_name(client)
     if reason is not None:
         require_type("the reason of a request", reason, str, "text")
@@ -113,7 +113,7 @@ def add_request(
     return rows.add_request(path, client, reason, method, settings)
 
 
-def cancel_request(path: Path | str, number: int) -> ForgetRequest:
+def cancel_request(path: Place, number: int) -> ForgetRequest:
     """Return a waiting request that this call cancels.
 
     Args:
@@ -124,7 +124,7 @@ def cancel_request(path: Path | str, number: int) -> ForgetRequest:
         InvalidInputError: If no request has this number, or it does not wait.
         LedgerError: If a writer decides it at this instant.
     """
-    path = require_path(path)
+    path = path_of(path)
     require_number("number of a request", number, least=1, below=2**63, whole=True)
     return rows.cancel_request(path, number)
 
@@ -137,7 +137,7 @@ def method_for(request: ForgetRequest, usual: Method) -> Method:
 
 
 def apply_requests(
-    ledger: DiskLedger,
+    ledger: DiskLedger | Place,
     *,
     method: Method | None = None,
     erase: bool = True,
@@ -154,7 +154,8 @@ def apply_requests(
     somebody cancels meanwhile.
 
     Args:
-        ledger: A ledger open for writing, between two rounds.
+        ledger: A ledger open for writing, between two rounds; or the path of a run or
+            ledger, or what `train` returned.
         method: The method for requests that name none; None for Fast-FedUL.
         erase: Whether to erase the clients' updates too; else the ledger keeps them.
         federation: The federation, for a method that needs its clients' help.
@@ -166,39 +167,42 @@ def apply_requests(
     method = usual_method(method)
     require_type("erase", erase, bool, "True or False")
     require_accept(accept)
-    require_type("the ledger", ledger, DiskLedger, "a fastfedul.DiskLedger")
-    files = LedgerFiles.of(ledger, key, certificates)
-    files.follow()
-    done = []
-    for request in ledger.waiting():
-        if request.method is None:
-            # An operator's option must not refuse a person's request.
+    with ledger_at(ledger, DiskLedger) as opened:
+        require_type("the ledger", opened, DiskLedger, "a fastfedul.DiskLedger")
+        files = LedgerFiles.of(opened, key, certificates)
+        files.follow()
+        done = []
+        for request in opened.waiting():
+            if request.method is None:
+                # An operator's option must not refuse a person's request.
+                try:
+                    require_usable(method, opened, federation)
+                except InvalidInputError as error:
+                    raise InvalidInputError(
+                        f"{error}; the requests still wait"
+                    ) from None
             try:
-                require_usable(method, ledger, federation)
-            except InvalidInputError as error:
-                raise InvalidInputError(f"{error}; the requests still wait") from None
-        try:
-            found = forget(
-                ledger,
-                [request.client],
-                method_for(request, method),
-                erase=erase,
-                federation=federation,
-                key=files.key,
-                certificates=files.certificates,
-                accept=accept,
-                request=request.number,
-            )
-            answered = ledger.requests()[request.number - 1]
-            done.append(AppliedRequest(answered, found))
-        except RequestClosedError:
-            continue
-        except NotAcceptedError:
-            raise
-        except (UnlearnRefusedError, InvalidInputError) as error:
-            try:
-                answered = rows.refuse_request(ledger, request.number, str(error))
+                found = forget(
+                    opened,
+                    [request.client],
+                    method_for(request, method),
+                    erase=erase,
+                    federation=federation,
+                    key=files.key,
+                    certificates=files.certificates,
+                    accept=accept,
+                    request=request.number,
+                )
+                answered = opened.requests()[request.number - 1]
+                done.append(AppliedRequest(answered, found))
             except RequestClosedError:
                 continue
-            done.append(AppliedRequest(answered, None))
-    return tuple(done)
+            except NotAcceptedError:
+                raise
+            except (UnlearnRefusedError, InvalidInputError) as error:
+                try:
+                    answered = rows.refuse_request(opened, request.number, str(error))
+                except RequestClosedError:
+                    continue
+                done.append(AppliedRequest(answered, None))
+        return tuple(done)

@@ -23,7 +23,7 @@ from fastfedul.forgetting.privacy import privacy_facts, privacy_warning
 from fastfedul.forgetting.signing import SigningKey, find_key
 from fastfedul.ledger.changes.erase_sums import given_up_by_erasing
 from fastfedul.ledger.checks import check_name
-from fastfedul.ledger.disk import DiskLedger
+from fastfedul.ledger.disk import DiskLedger, ledger_at
 from fastfedul.ledger.lookalikes import lookalike_warnings
 from fastfedul.ledger.protocol import (
     Ledger,
@@ -33,7 +33,7 @@ from fastfedul.ledger.protocol import (
     state_of,
 )
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.limits import require_number, require_path, require_type, show
+from fastfedul.limits import Place, path_of, require_number, require_type, show
 from fastfedul.methods.buffers import OLD_BUFFERS
 from fastfedul.methods.fast_fedul.method import FastFedUL
 from fastfedul.methods.protocol import (
@@ -127,7 +127,7 @@ class Forgetting:
 
 
 def preview(
-    ledger: Ledger,
+    ledger: Ledger | Place,
     clients: Iterable[ClientId],
     method: Method | None = None,
     *,
@@ -137,7 +137,7 @@ def preview(
     """Return the forgetting of clients without doing it; nothing changes.
 
     Args:
-        ledger: Any ledger.
+        ledger: Any ledger, the path of one or of a run, or what `train` returned.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
         erase: Whether the forgetting would erase the clients' updates too.
@@ -148,13 +148,15 @@ def preview(
         UnlearnRefusedError: If the method refuses.
     """
     require_type("erase", erase, bool, "True or False")
-    names = checked_names(ledger, clients)
-    _require_active(ledger, names)
-    return _computed(ledger, names, usual_method(method), federation, erase=erase)
+    with ledger_at(ledger, LedgerReader) as opened:
+        names = checked_names(opened, clients)
+        _require_active(opened, names)
+        method = usual_method(method)
+        return _computed(opened, names, method, federation, erase=erase)
 
 
 def forget(
-    ledger: WritableLedger,
+    ledger: WritableLedger | Place,
     clients: Iterable[ClientId],
     method: Method | None = None,
     *,
@@ -174,7 +176,8 @@ def forget(
     ledger kept their updates, this call erases the updates.
 
     Args:
-        ledger: A ledger open for writing.
+        ledger: A ledger open for writing; or the path of a run or ledger, or what
+            `train` returned, which is opened for the time of the call.
         clients: Clients to forget.
         method: The method with its settings; None for Fast-FedUL.
         erase: Whether to erase the clients' updates too; else the ledger keeps them.
@@ -195,37 +198,38 @@ def forget(
     require_type("erase", erase, bool, "True or False")
     require_accept(accept)
     require_number("number of a request", request, least=1, whole=True, unset=True)
-    files = LedgerFiles.of(ledger, key, certificates)
-    names = checked_names(ledger, clients)
-    files.follow()
-    if audit is not None:
-        _require_audit_in_time(ledger, names, require_path(audit))
-    if erase and _all_forgotten(ledger, names):
-        return _erased(ledger, names, files)
-    _require_active(ledger, names)
-    about = _audited(ledger, names, method, audit)
-    computed_at = state_of(ledger)
-    found = _computed(ledger, names, method, federation, erase=erase)
-    if accept is not None:
-        accept(ledger.final, found.model)
-    result = found.result
-    assert result is not None
-    # A method without a difference costs one more reading of the current model.
-    change = result.change(ledger.final) if result.delta is None else result.delta
-    ledger.commit_forgetting(
-        names,
-        change.flat,
-        {**describe(method, found), **about},
-        erase=erase,
-        model=found.model,
-        request=request,
-        computed_at=computed_at,
-    )
-    return _committed(ledger, found, files, erased=erase)
+    with ledger_at(ledger, DiskLedger) as opened:
+        files = LedgerFiles.of(opened, key, certificates)
+        names = checked_names(opened, clients)
+        files.follow()
+        if audit is not None:
+            _require_audit_in_time(opened, names, path_of(audit))
+        if erase and _all_forgotten(opened, names):
+            return _erased(opened, names, files)
+        _require_active(opened, names)
+        about = _audited(opened, names, method, audit)
+        computed_at = state_of(opened)
+        found = _computed(opened, names, method, federation, erase=erase)
+        if accept is not None:
+            accept(opened.final, found.model)
+        result = found.result
+        assert result is not None
+        # A method without a difference costs one more reading of the current model.
+        change = result.change(opened.final) if result.delta is None else result.delta
+        opened.commit_forgetting(
+            names,
+            change.flat,
+            {**describe(method, found), **about},
+            erase=erase,
+            model=found.model,
+            request=request,
+            computed_at=computed_at,
+        )
+        return _committed(opened, found, files, erased=erase)
 
 
 def erase(
-    ledger: WritableLedger,
+    ledger: WritableLedger | Place,
     clients: Iterable[ClientId],
     *,
     key: Key = "usual",
@@ -234,15 +238,17 @@ def erase(
     """Return the erasure of forgotten clients' updates, done; the model stays.
 
     Args:
-        ledger: A ledger open for writing.
+        ledger: A ledger open for writing; or the path of a run or ledger, or what
+            `train` returned, which is opened for the time of the call.
         clients: Forgotten clients whose updates the ledger kept.
         key: Key that signs the certificate.
         certificates: Folder of the certificates; None for the usual folder.
     """
-    files = LedgerFiles.of(ledger, key, certificates)
-    names = checked_names(ledger, clients)
-    files.follow()
-    return _erased(ledger, names, files)
+    with ledger_at(ledger, DiskLedger) as opened:
+        files = LedgerFiles.of(opened, key, certificates)
+        names = checked_names(opened, clients)
+        files.follow()
+        return _erased(opened, names, files)
 
 
 def _audited(
@@ -258,7 +264,7 @@ def _audited(
         raise InvalidInputError(
             "a ledger in memory has no certificate that an audit could be attached to"
         )
-    return {"audit": checked_audit(require_path(audit), ledger, names, method)}
+    return {"audit": checked_audit(path_of(audit), ledger, names, method)}
 
 
 def _require_audit_in_time(
@@ -376,7 +382,7 @@ class LedgerFiles:
             raise InvalidInputError(
                 "a key is no text; read a key file with fastfedul.forgetting.signing"
             )
-        folder = None if certificates is None else require_path(certificates)
+        folder = None if certificates is None else path_of(certificates)
         if not isinstance(ledger, DiskLedger):
             return cls(None, None, Path())
         used = find_key() if key == "usual" else key

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +30,8 @@ from fastfedul.investigate.leave_one_out import LITTLE_KEPT, LeaveOut
 from fastfedul.investigate.odds import Predict
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.limits import require_number
+from fastfedul.limits import Place, path_of, require_number
+from fastfedul.notebook import rows_to_html
 from fastfedul.records import ClientId, Model
 from fastfedul.rng import stream
 from fastfedul.runs.given import Given, given_in_file, known_test
@@ -92,6 +92,20 @@ class Contribution:
     source: str
     notes: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                one.client,
+                f"{one.loss:+.4f}",
+                f"{one.accuracy:+.4f}",
+                "-" if one.shapley is None else f"{one.shapley:+.4f}",
+            ]
+            for one in self.clients
+        ]
+        title = f"Worth of {len(self.clients)} clients, {self.num_examples} examples"
+        columns = ("client", "loss without it", "accuracy", "Shapley value")
+        return rows_to_html(title, columns, rows, self.notes)
+
     def __repr__(self) -> str:
         lines = [f"Worth of {len(self.clients)} clients, {self.num_examples} examples"]
         for one in self.clients:
@@ -101,8 +115,8 @@ class Contribution:
 
 
 def contributions(
-    path: Path | str,
-    data: Path | str | None = None,
+    path: Place,
+    data: Place | None = None,
     *,
     shapley: int = 0,
     say: Tell = lambda what, done, total: None,
@@ -110,7 +124,7 @@ def contributions(
     """Return what every client of a run is worth to its model; nothing changes.
 
     Args:
-        path: A run, or a ledger.
+        path: A run, also as `train` returned it, or a ledger.
         data: An `.npz` file with clean `images` and `labels`; None for the test
             examples of the run or ledger.
         shapley: Number of permutations of the Shapley values; 0 for none.
@@ -121,10 +135,10 @@ def contributions(
         UnlearnRefusedError: If the ledger does not hold enough to leave a client out.
     """
     require_number("--shapley", shapley, least=0, whole=True)
-    place = Path(path)
+    place = path_of(path)
     with LedgerReader(place) as ledger:
         if data is not None:
-            given = given_in_file(Path(data), ledger, place)
+            given = given_in_file(path_of(data), ledger, place)
         else:
             known = known_test(ledger, place)
             if known is None:

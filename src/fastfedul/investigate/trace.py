@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +27,8 @@ from fastfedul.investigate.odds import Evidence, p_values
 from fastfedul.investigate.trajectory import trajectory_scores
 from fastfedul.ledger.protocol import Ledger
 from fastfedul.ledger.reader import LedgerReader
+from fastfedul.limits import Place, path_of
+from fastfedul.notebook import rows_to_html
 from fastfedul.records import ClientId
 from fastfedul.rng import stream
 from fastfedul.runs.given import Given, given_in_file, known_test
@@ -119,6 +120,21 @@ class Trace:
         """The answer in words: who stands out, or that nobody does."""
         return verdict_on(self.culprits)
 
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                one.client,
+                f"{one.score:.2f}",
+                f"{one.gap:.2f}",
+                "-" if one.p_value is None else f"{one.p_value:.3f}",
+                "-" if one.trajectory is None else f"{one.trajectory:.2f}",
+            ]
+            for one in self.clients
+        ]
+        title = f"Blame for {len(self.answers)} unwanted answers: {self.verdict}"
+        columns = ("client", "score", "gap", "p-value", "trajectory")
+        return rows_to_html(title, columns, rows, self.notes)
+
     def __repr__(self) -> str:
         lines = [f"Trace of {len(self.answers)} answers: {self.verdict}"]
         for one in self.clients:
@@ -128,17 +144,17 @@ class Trace:
 
 
 def trace(
-    path: Path | str,
-    inputs: Path | str | None = None,
+    path: Place,
+    inputs: Place | None = None,
     *,
-    reference: Path | str | None = None,
+    reference: Place | None = None,
     backdoor: int | None = None,
     say: Tell = lambda what, done, total: None,
 ) -> Trace:
     """Return whom the unwanted answers of a model come from; nothing changes.
 
     Args:
-        path: A run, or a ledger.
+        path: A run, also as `train` returned it, or a ledger.
         inputs: An `.npz` file with `images` that the model answers wrongly. An array
             `unwanted` may name the unwanted answer to each.
         reference: An `.npz` file with clean `images` and their true `labels`; None for
@@ -160,16 +176,16 @@ def trace(
             "give the bad inputs as --inputs FILE.npz, or --backdoor N to try it with "
             "the run's own backdoor images"
         )
-    place = Path(path)
+    place = path_of(path)
     with LedgerReader(place) as ledger:
         if backdoor is not None:
             bad = backdoor_of(place, ledger, backdoor)
         else:
             assert inputs is not None
-            bad = given_in_file(Path(inputs), ledger, place, UNWANTED)
+            bad = given_in_file(path_of(inputs), ledger, place, UNWANTED)
         clean = None
         if reference is not None:
-            clean = given_in_file(Path(reference), ledger, place)
+            clean = given_in_file(path_of(reference), ledger, place)
         else:
             clean = known_test(ledger, place)
         return trace_answers(ledger, bad, clean, say=say)

@@ -12,9 +12,10 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self, overload
+from typing import Literal, Self, TypeVar, overload
 
 import numpy as np
 
@@ -77,6 +78,7 @@ from fastfedul.ledger.store.schema import (
     PolicyRow,
 )
 from fastfedul.ledger.store.transaction import INITIAL_FILE, Transaction
+from fastfedul.limits import Place
 from fastfedul.params import Flat
 from fastfedul.records import (
     ClientId,
@@ -91,13 +93,16 @@ from fastfedul.records import (
 _WRITERS = 16
 """Most files written at once: while one is being synced, the next ones are hashed."""
 
+Given = TypeVar("Given")
+Opened = TypeVar("Opened", bound=LedgerReader)
+
 
 class DiskLedger(LedgerReader):
     """A ledger on disk, open for writing; there is only one at a time."""
 
     def __init__(
         self,
-        path: Path | str,
+        path: Place,
         *,
         custom: Mapping[str, Aggregation] | None = None,
     ) -> None:
@@ -507,7 +512,7 @@ create_ledger = DiskLedger.create
 
 @overload
 def open_ledger(
-    path: Path | str,
+    path: Place,
     *,
     read_only: Literal[False] = False,
     custom: Mapping[str, Aggregation] | None = None,
@@ -516,7 +521,7 @@ def open_ledger(
 
 @overload
 def open_ledger(
-    path: Path | str,
+    path: Place,
     *,
     read_only: Literal[True],
     custom: Mapping[str, Aggregation] | None = None,
@@ -524,7 +529,7 @@ def open_ledger(
 
 
 def open_ledger(
-    path: Path | str,
+    path: Place,
     *,
     read_only: bool = False,
     custom: Mapping[str, Aggregation] | None = None,
@@ -532,7 +537,7 @@ def open_ledger(
     """Return an open ledger; use it in a `with` block, or close it.
 
     Args:
-        path: A ledger, or the run that contains it.
+        path: A ledger, the run that contains it, or what `train` returned.
         read_only: Whether only to read. Any number of readers may open a ledger, but
             only one writer.
         custom: The caller's own aggregations by name.
@@ -542,3 +547,18 @@ def open_ledger(
     """
     kind = LedgerReader if read_only else DiskLedger
     return kind(path, custom=custom)
+
+
+@contextmanager
+def ledger_at(given: Given | Place, kind: type[Opened]) -> Iterator[Given | Opened]:
+    """Yield a given ledger; or the ledger at a place, which is closed afterwards.
+
+    Args:
+        given: A ledger; or a path, or what `train` returned.
+        kind: How a ledger at a place is opened: DiskLedger to write, LedgerReader.
+    """
+    if isinstance(given, str | os.PathLike):
+        with kind(given) as ledger:
+            yield ledger
+    else:
+        yield given

@@ -37,7 +37,7 @@ from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
 from fastfedul.ledger.store.streaming import run_blocks
-from fastfedul.notebook import ledger_to_html
+from fastfedul.notebook import ledger_to_html, ledger_to_text
 from fastfedul.params import Array, Flat, Params, dot
 from fastfedul.records import (
     ClientEntry,
@@ -192,6 +192,9 @@ class MemoryLedger:
 
     def _repr_html_(self) -> str:
         return ledger_to_html(self)
+
+    def __repr__(self) -> str:
+        return ledger_to_text(self)
 
     @property
     def num_rounds(self) -> int:

@@ -64,8 +64,8 @@ from fastfedul.ledger.store.schema import (
     StateRow,
     UpdateRow,
 )
-from fastfedul.limits import require_path
-from fastfedul.notebook import ledger_to_html
+from fastfedul.limits import Place, path_of
+from fastfedul.notebook import ledger_to_html, ledger_to_text
 from fastfedul.params import Array, Flat, Layout, Params
 from fastfedul.records import (
     ClientEntry,
@@ -146,7 +146,7 @@ class LedgerReader:
 
     def __init__(
         self,
-        path: Path | str,
+        path: Place,
         *,
         custom: Mapping[str, Aggregation] | None = None,
         write: bool = False,
@@ -158,7 +158,7 @@ class LedgerReader:
             custom: The caller's own aggregations by name.
             write: Whether the caller holds the lock and changes the ledger.
         """
-        self.path = find_ledger(require_path(path))
+        self.path = find_ledger(path_of(path))
         self.index = Index(self.path / INDEX, write=write)
         self._known: dict[object, tuple[tuple[object, ...], Any]] = {}
         try:
@@ -207,6 +207,9 @@ class LedgerReader:
 
     def _repr_html_(self) -> str:
         return ledger_to_html(self)
+
+    def __repr__(self) -> str:
+        return ledger_to_text(self)
 
     def close(self) -> None:
         """Close the index."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from fastfedul.errors import InvalidInputError, require_extra
 from fastfedul.files import write_whole
-from fastfedul.limits import require_path
+from fastfedul.limits import Place, path_of
 from fastfedul.methods.protocol import Method
 from fastfedul.methods.registry import SHOWN_BY_DEFAULT
+from fastfedul.notebook import rows_to_html
 from fastfedul.records import ClientId
 from fastfedul.report.charts import plot_bars
 from fastfedul.report.model_rows import (
@@ -31,7 +31,6 @@ from fastfedul.report.wording import NOTHING, shorten, show_bytes, show_seconds
 from fastfedul.runs import comparison as one_run
 from fastfedul.runs.comparison import Comparison, Say, Settings
 from fastfedul.runs.seeds import find_runs, finish_run
-from fastfedul.runs.training import RunSummary
 
 if TYPE_CHECKING:
     import polars
@@ -139,16 +138,7 @@ class ComparisonTable:
 
     def _repr_html_(self) -> str:
         heads, *lines = self._cells()
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-            for line in lines
-        )
-        below = "".join(f"<p>{html.escape(text)}</p>" for text in self._below())
-        return (
-            f"<table><caption>{html.escape(self._title())}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
-        )
+        return rows_to_html(self._title(), heads, lines, self._below())
 
     def __repr__(self) -> str:
         lines = self._cells()
@@ -216,7 +206,7 @@ class ComparisonTable:
 
 
 def compare(
-    run: Path | str | RunSummary,
+    run: Place,
     forget: Sequence[ClientId] = (),
     *,
     methods: Sequence[str | Method] = SHOWN_BY_DEFAULT,
@@ -247,7 +237,7 @@ def compare(
             is not.
         UnlearnRefusedError: If no method can be used here.
     """
-    folder = run.path if isinstance(run, RunSummary) else require_path(run)
+    folder = path_of(run)
     places = find_runs(folder, seeds) if seeds else {}
 
     def found_on(place: Path, names: Sequence[ClientId], say: Say) -> Comparison:

@@ -231,6 +231,14 @@ def _explain(options: type[BaseModel], error: ValidationError) -> str:
             break
         options, (name, *deeper) = part, deeper
     if kind == "extra_forbidden":
+        place = option_fields(options).get(name)
+        if place is not None and hasattr(options, "from_options"):
+            own = options.__name__
+            return (
+                f"{own} takes {name!r:.40} within a part: "
+                f"{own}({place.part}={{{place.name!r}: ...}}), or by its flat name: "
+                f"{own}.from_options({name}=...)"
+            )
         return _no_option(name, options.model_fields, options=options)
     field, value = options.model_fields[name], found["input"]
     said = f"{value:g}" if isinstance(value, float) else f"{value!r:.40}"

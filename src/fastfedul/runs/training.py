@@ -35,13 +35,14 @@ from fastfedul.ledger.server_replay import server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.folder import INDEX
 from fastfedul.ledger.store.places import new_place
-from fastfedul.limits import require_path
+from fastfedul.limits import path_of
 from fastfedul.methods.protocol import (
     Method,
     coverage_of,
     method_settings,
     needs_help,
 )
+from fastfedul.notebook import facts_to_html
 from fastfedul.params import Params
 from fastfedul.records import ClientId, Model
 from fastfedul.runs import metrics_file
@@ -127,6 +128,27 @@ class RunSummary:
     forgotten: tuple[PlannedForgetting, ...] = ()
     dropped: int = 0
 
+    def __fspath__(self) -> str:
+        """Return the folder, so that a run can stand wherever a path can."""
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        def share(value: float | None) -> str:
+            return "not measured" if value is None else f"{value:.1%}"
+
+        attacked = {"attack success": share(self.backdoor)}
+        facts = {
+            "rounds": self.rounds,
+            "clients": len(self.clients),
+            "accuracy": share(self.main),
+            **(attacked if self.attackers else {}),
+            "attackers": ", ".join(self.attackers) or "none",
+            "forgotten": ", ".join(one.client for one in self.forgotten) or "nobody",
+            "seconds": f"{self.seconds:.1f}",
+            "chain": self.chain,
+        }
+        return facts_to_html(f"Run {self.path}", facts)
+
 
 def train(
     config: RunConfig | None = None,
@@ -159,7 +181,7 @@ def train(
             "RunConfig(rounds=5)"
         )
     _check_callables(progress=progress, answered=answered, forgot=forgot)
-    path = _free_folder() if folder is None else require_path(folder)
+    path = _free_folder() if folder is None else path_of(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
             f"{path} exists already; add --resume to go on, or choose another folder"
@@ -208,7 +230,7 @@ def resume(
         stages: Gets the times of the stages, for whoever watches them.
     """
     _check_callables(progress=progress, answered=answered, forgot=forgot)
-    path = require_path(folder)
+    path = path_of(folder)
     config = load_config(path)
     changed = _changed(config, changes or {})
     return _run(path, changed, config, progress, engine, answered, forgot, stages)

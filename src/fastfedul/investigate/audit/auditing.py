@@ -27,7 +27,7 @@ from fastfedul.investigate.audit.whole import (
 )
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.ledger.store.schema import digest_of
-from fastfedul.limits import require_number, require_path
+from fastfedul.limits import Place, path_of, require_number
 from fastfedul.methods.protocol import Method, UnlearnRequest, method_settings
 from fastfedul.methods.registry import DEFAULT_METHOD
 from fastfedul.params import Array
@@ -61,14 +61,14 @@ _LEAST_EXAMPLES = 4
 
 
 def audit(
-    folder: Path | str,
+    folder: Place,
     client: ClientId,
     methods: Sequence[str | Method] = (DEFAULT_METHOD,),
     *,
     settings: Settings | None = None,
     shadows: int = SHADOWS,
     budget: float | None = None,
-    work: Path | str | None = None,
+    work: Place | None = None,
     say: Say = lambda what, done, total: None,
 ) -> Audit:
     """Return how far a client is gone from the model of a run; the run is unchanged.
@@ -77,7 +77,7 @@ def audit(
     has gone, the audit looks at the model that the run has now.
 
     Args:
-        folder: A run whose rounds are all trained.
+        folder: A run whose rounds are all trained, also as `train` returned it.
         client: The client.
         methods: Names of methods, or methods with their settings.
         settings: Settings of methods, by name of the method and of the setting.
@@ -91,7 +91,7 @@ def audit(
         InvalidInputError: If there is no such run or client, or too little to audit.
         UnlearnRefusedError: If no method can be used here.
     """
-    path = run_at(require_path(folder))
+    path = run_at(path_of(folder))
     if path is None:
         raise InvalidInputError(
             f"{folder} is no run, and an audit trains the clients of a run again"
@@ -192,7 +192,7 @@ def _plan(
 
 
 def _work_folder(
-    path: Path, work: Path | str | None, prepared: Prepared, plan: Shadows
+    path: Path, work: Place | None, prepared: Prepared, plan: Shadows
 ) -> Path:
     """Return the folder for a run and a client; another run has another folder."""
     config = prepared.config.with_options(workers=None)
@@ -202,7 +202,7 @@ def _work_folder(
     data = own.images.tobytes(), own.labels.tobytes()
     names = plan.client, *sorted(plan.absent)
     key = digest_of(_FORMAT, config.to_toml(), *data, *names)
-    place = path if work is None else require_path(work)
+    place = path if work is None else path_of(work)
     return place / f"{FOLDER}{key.hex()[:16]}"
 
 
