@@ -28,7 +28,7 @@ from fastfedul.errors import InvalidInputError, require_extra
 from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.forgetting.folder import RUN_MODEL, write_run_model
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.limits import require_path
+from fastfedul.limits import path_of
 from fastfedul.runs import metrics_file
 from fastfedul.runs.config import CONFIG
 from fastfedul.runs.evaluation_source import run_at
@@ -65,7 +65,7 @@ def log_training(
             there is none.
         alias: Alias that moves to this version, such as `champion`.
     """
-    path = require_path(run)
+    path = path_of(run)
     _require_name(register_as, alias)
     own = run_at(path)
     measured = metrics_file.read(metrics_file.metrics_of(path))
@@ -125,9 +125,9 @@ def log_forgetting(
             model is not the one that the certificate names: somebody trained or forgot
             since then.
     """
-    path, file = require_path(run), require_path(certificate)
+    path, file = path_of(run), path_of(certificate)
     _require_name(register_as, alias)
-    page = None if report is None else require_path(report)
+    page = None if report is None else path_of(report)
     if page is not None and not page.is_file():
         raise InvalidInputError(f"there is no report at {page}; check the path")
     statement = read_certificate(file).statement
