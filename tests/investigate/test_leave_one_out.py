@@ -118,7 +118,8 @@ def _suspects(
     leave = LeaveOut.of(HeldLedger(ledger))
     drops = look(leave, evidence, (), lambda *_: None)
     chances = dict.fromkeys(drops, chance)
-    found = search(leave, evidence, drops, chances, lambda *_: None)
+    rng = np.random.default_rng(0)
+    found = search(leave, evidence, drops, chances, rng, lambda *_: None)
     names = [step.client for step in found.steps]
     assert (found.fall is None) == (not names)
     return sorted(names)
@@ -135,9 +136,43 @@ def test_attackers_are_suspects_and_nobody_else(attackers: int) -> None:
 
 def test_suspects_are_accused_if_forgetting_them_undoes_the_answers() -> None:
     steps = (Step("a", 1, 9.0), Step("b", 2, 2.0))
-    assert Search(steps, 4.0, 3.3).culprits == ("a", "b")
-    assert Search(steps, 3.2, 3.3).culprits == ()
-    assert Search(steps, None, 3.3).culprits == ()
+    assert Search(steps, 4.0, 3.3, {}).culprits == ("a", "b")
+    assert Search(steps, 3.2, 3.3, {}).culprits == ()
+    assert Search(steps, None, 3.3, {}).culprits == ()
+
+
+def test_one_client_alone_is_accused_if_it_does_more_than_the_suspects() -> None:
+    steps = (Step("a", 1, 9.0), Step("b", 2, 2.0))
+    assert Search((), None, 3.3, {"a": 3.5}).culprits == ("a",)
+    assert Search(steps, 3.2, 3.3, {"c": 3.5, "a": 3.4}).culprits == ("c", "a")
+    assert Search(steps, 6.0, 3.3, {"a": 6.2}).culprits == ("a",)
+    assert Search(steps, 6.0, 3.3, {"a": 5.9}).culprits == ("a", "b")
+
+
+def test_an_attacker_that_is_no_suspect_is_found_by_forgetting_it() -> None:
+    ledger, evidence = _poisoned(1)
+    leave = LeaveOut.of(HeldLedger(ledger))
+    drops = look(leave, evidence, (), lambda *_: None)
+    told: list[tuple[str, int, int]] = []
+
+    def say(what: str, done: int, total: int) -> None:
+        told.append((what, done, total))
+
+    def found(evidence: Evidence) -> Search:
+        chances = dict.fromkeys(drops, 0.06)
+        rng = np.random.default_rng(0)
+        return search(leave, evidence, drops, chances, rng, say)
+
+    by_forgetting = found(evidence)
+    assert by_forgetting.steps == ()
+    assert by_forgetting.culprits == ("c0",)
+    assert by_forgetting.alone["c0"] >= by_forgetting.wanted
+    assert told[-1] == ("forgetting the first one by one", 5, 5)
+    # Without right answers nobody knows how far honest clients reach.
+    unknown = replace(
+        evidence, clean=evidence.clean[:0], clean_answers=evidence.clean_answers[:0]
+    )
+    assert found(unknown).alone == {}
 
 
 def test_without_right_answers_one_client_is_accused_at_most() -> None:

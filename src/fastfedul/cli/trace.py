@@ -69,8 +69,9 @@ def trace_inputs(
 
     The command takes away half of what each client added, on a copy, and asks the model
     again. The score of a client is the fall of the odds of the unwanted answers, in
-    nats, beyond the fall of right answers of the same class. The command accuses nobody
-    unless forgetting the suspects undoes the unwanted answers. The run does not change.
+    nats, beyond the fall of right answers of the same class. The command accuses only
+    if forgetting all suspects, or one client, undoes the unwanted answers. The run does
+    not change.
 
     Examples: `fastfedul trace my-run --inputs bad.npz`,
     `fastfedul forget my-run $(fastfedul trace my-run --inputs bad.npz --quiet)`
@@ -117,6 +118,7 @@ def trace_json(found: Trace, page: Path | None) -> dict[str, Any]:
             for step in found.search.steps
         ],
         "fall": found.search.fall,
+        "alone": dict(found.search.alone),
         "wanted_fall": found.search.wanted,
         "inputs": len(found.answers),
         "reference": found.num_clean,

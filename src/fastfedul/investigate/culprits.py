@@ -5,7 +5,8 @@ answer stays. So the search does not forget each client in turn. It takes away h
 what a client added, as if nobody had reacted to it, and asks how far the odds of the
 unwanted answers fall. Then it takes away half of all suspects and looks again. In the
 end it forgets the suspects once, and accuses them only if the unwanted answers lose far
-more than right answers of the same class.
+more than right answers of the same class. It also forgets the first few clients one by
+one, for among many clients half of an attacker may change little.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fastfedul.investigate.leave_one_out import LeaveOut
-from fastfedul.investigate.odds import Evidence, Odds
+from fastfedul.investigate.odds import Evidence, Odds, p_values
 from fastfedul.records import ClientId
 
 PART = 0.5
@@ -46,7 +49,10 @@ STANDARD_ERRORS = 2.0
 """Standard errors, by the scatter of right answers, that every suspect must have."""
 
 FORGOTTEN = (2.5, 2.5)
-"""Fall in nats beyond right answers when the server forgets all suspects."""
+"""Fall in nats beyond right answers when the server forgets suspects, or one client."""
+
+MOST_ALONE = 5
+"""Clients that are forgotten one by one: the first, at most half of all."""
 
 SIGNIFICANT = 0.05
 """Chance by permutation above which nobody is accused."""
@@ -79,18 +85,27 @@ class Search:
         fall: Fall of the unwanted answers' odds without all suspects, beyond that of
             right answers; None if there is no suspect.
         wanted: Fall that accuses them.
+        alone: Clients that can be accused without the others, with the fall that
+            forgetting each alone brings.
     """
 
     steps: tuple[Step, ...]
     fall: float | None
     wanted: float
+    alone: Mapping[ClientId, float]
 
     @property
     def culprits(self) -> tuple[ClientId, ...]:
-        """The accused; nobody if nobody stands out."""
-        if self.fall is None or self.fall < self.wanted:
-            return ()
-        return tuple(step.client for step in self.steps)
+        """The accused; nobody if nobody stands out.
+
+        A group must do more than each client alone; otherwise it has honest members.
+        """
+        together = 0.0
+        if self.fall is not None and self.fall >= self.wanted:
+            together = self.fall
+        if max(self.alone.values(), default=0.0) > together:
+            return tuple(self.alone)
+        return tuple(step.client for step in self.steps) if together else ()
 
 
 def threshold(parts: tuple[float, float], num_inputs: int) -> float:
@@ -149,6 +164,7 @@ def search(
     evidence: Evidence,
     first: Mapping[ClientId, Odds],
     chances: Mapping[ClientId, float | None],
+    rng: np.random.Generator,
     tell: Tell,
 ) -> Search:
     """Return the suspects, and what forgetting them would do.
@@ -158,16 +174,59 @@ def search(
         evidence: The unwanted answers.
         first: How far the odds fall in the first look.
         chances: Chance by permutation of each client's score.
+        rng: Draws permutations.
         tell: Told how far it is.
     """
+    wanted = threshold(FORGOTTEN, len(evidence.answers))
+    steps = _suspects(leave, evidence, first, chances, tell)
+    fall = None
+    if steps and 2 * len(steps) <= len(leave.clients):
+        gone = _forgotten(leave, evidence, [step.client for step in steps])
+        fall = float(evidence.excess(gone).mean())
+        if len(steps) == 1 and fall >= wanted:
+            return Search(steps, fall, wanted, {})
+    if not evidence.compares:
+        return Search(steps, fall, wanted, {})
+    names = [name for name, _ in ranked(evidence, first)]
+    names = names[: min(MOST_ALONE, len(names) // 2)]
+    drops: dict[ClientId, Odds] = {}
+    for name in names:
+        drops[name] = _forgotten(leave, evidence, [name])
+        tell("forgetting the first one by one", len(drops), len(names))
+    chances = p_values(evidence, drops, rng)
+    alone = {
+        name: score
+        for name, score in ranked(evidence, drops)
+        if score >= wanted and _unlikely(chances[name])
+    }
+    return Search(steps, fall, wanted, alone)
+
+
+def _forgotten(
+    leave: LeaveOut, evidence: Evidence, clients: Sequence[ClientId]
+) -> Odds:
+    """Return how far the odds fall if the server forgets clients."""
+    now = evidence.odds(leave.ledger.final)
+    return now.fell_to(evidence.odds(leave.exact(clients)))
+
+
+def _unlikely(chance: float | None) -> bool:
+    return chance is None or chance <= SIGNIFICANT
+
+
+def _suspects(
+    leave: LeaveOut,
+    evidence: Evidence,
+    first: Mapping[ClientId, Odds],
+    chances: Mapping[ClientId, float | None],
+    tell: Tell,
+) -> tuple[Step, ...]:
+    """Return the suspects, in the order in which they are found."""
     number = len(evidence.answers)
-    wanted = threshold(FORGOTTEN, number)
     name, top = ranked(evidence, first)[0]
-    chance = chances[name]
-    unlikely = chance is None or chance <= SIGNIFICANT
     first_wanted, least = wanted_scores(number, len(leave.clients))
-    if top < first_wanted or not unlikely:
-        return Search((), None, wanted)
+    if top < first_wanted or not _unlikely(chances[name]):
+        return ()
     steps = [Step(name, 1, top)]
     least = max(least, threshold(NEXT, number) * top)
     drops = dict(first)
@@ -186,8 +245,4 @@ def search(
             break
         if count < MOST_LOOKS:
             drops = look(leave, evidence, [step.client for step in steps], tell)
-    if 2 * len(steps) > len(leave.clients):
-        return Search(tuple(steps), None, wanted)
-    gone = leave.exact([step.client for step in steps])
-    fell = evidence.odds(leave.ledger.final).fell_to(evidence.odds(gone))
-    return Search(tuple(steps), float(evidence.excess(fell).mean()), wanted)
+    return tuple(steps)

@@ -221,10 +221,9 @@ def trace_with(
     held, num_given, notes = leave.ledger, len(bad.examples), bad.notes
     evidence, bad = evidence_of(held, bad, clean)
     drops = look(leave, evidence, (), say)
-    chances = p_values(
-        evidence, drops, stream(int.from_bytes(held.chain), "permutations")
-    )
-    found = search(leave, evidence, drops, chances, say)
+    rng = stream(int.from_bytes(held.chain), "permutations")
+    chances = p_values(evidence, drops, rng)
+    found = search(leave, evidence, drops, chances, rng, say)
     paths = _trajectories(held, bad, evidence)
     kept = leave.coverages()
     order = ranked(evidence, drops)
@@ -234,8 +233,9 @@ def trace_with(
         for (name, score), gap in zip(order, gaps, strict=True)
     )
     groups = [(), *((name,) for name, _ in order[:2])]
-    if len(found.steps) > 1:
-        groups.append(tuple(step.client for step in found.steps))
+    group = found.culprits or tuple(step.client for step in found.steps)
+    if group not in groups:
+        groups.append(group)
     answered = tuple(_answered(leave, evidence, group) for group in groups)
     leave.require_unchanged()
     return Trace(
@@ -292,23 +292,8 @@ def _notes(
             "there is no clean input for every unwanted answer, so there is no p-value "
             "and no search for groups; give some as --reference FILE.npz"
         )
-    if not found.steps:
-        wanted, _ = wanted_scores(len(evidence.answers), len(suspects))
-        notes.append(
-            f"a client stands out from a score of {wanted:.2f} nats on, with a p-value "
-            f"of at most {SIGNIFICANT}; the first client has {suspects[0].score:.2f}"
-        )
-    elif found.fall is None:
-        notes.append(
-            f"{len(found.steps)} of {len(suspects)} clients are suspects; they are too "
-            "many to tell culprits from others"
-        )
-    elif not found.culprits:
-        notes.append(
-            f"without the {len(found.steps)} suspects the odds of the unwanted answers "
-            f"fall by {found.fall:.2f} nats more than right answers, and by less than "
-            f"the {found.wanted:.2f} that accuse them"
-        )
+    if not found.culprits:
+        notes.append(_why_nobody(evidence, suspects, found))
     unsure = [own.client for own in suspects if own.coverage < LITTLE_KEPT]
     if unsure:
         notes.append(
@@ -325,3 +310,24 @@ def _without_paths(ledger: Ledger, bad: Given) -> tuple[str, ...]:
     if not isinstance(bad.trainer, GradientTrainer):
         return ("the trainer gives no gradients, so there is no trajectory score",)
     return ()
+
+
+def _why_nobody(evidence: Evidence, suspects: Sequence[Suspect], found: Search) -> str:
+    if not found.steps:
+        wanted, _ = wanted_scores(len(evidence.answers), len(suspects))
+        return (
+            f"a client stands out from a score of {wanted:.2f} nats on, with a p-value "
+            f"of at most {SIGNIFICANT}, or if forgetting it alone takes "
+            f"{found.wanted:.2f}; the first client has a score of "
+            f"{suspects[0].score:.2f}"
+        )
+    if found.fall is None:
+        return (
+            f"{len(found.steps)} of {len(suspects)} clients are suspects; they are too "
+            "many to tell culprits from others"
+        )
+    return (
+        f"without the {len(found.steps)} suspects the odds of the unwanted answers "
+        f"fall by {found.fall:.2f} nats more than right answers, and by less than "
+        f"the {found.wanted:.2f} that accuse them"
+    )
