@@ -20,7 +20,12 @@ from typer.testing import CliRunner
 
 from fastfedul import ClientUpdate, DiskLedger, Model, Params, Round
 from fastfedul.cli import main
+from fastfedul.federation.aggregation import MEAN
 from fastfedul.forgetting.requests import add_request
+from fastfedul.methods.fast_fedul.skews import Scalar, usual_skew, usual_updates
+from fastfedul.methods.fast_fedul.variants import VARIANTS
+from fastfedul.methods.protocol import method_settings
+from fastfedul.methods.registry import find_method
 from tests.support.commands import COMMAND, run, run_json, run_program
 from tests.support.damage import array_of
 from tests.support.disk_ledgers import record
@@ -163,6 +168,16 @@ def test_every_method_says_its_settings() -> None:
         assert all(own["note"] for own in alone["settings"]), name
     usual = {own["name"]: own["default"] for own in every["kd"]["settings"]}
     assert usual["temperature"] == 2.0
+    # Each default that a note names is the one that a method without settings has.
+    own = {one["name"]: one["default"] for one in every["fast-fedul"]["settings"]}
+    assert own["skew"] == usual_skew(MEAN).name
+    assert own["damping"] == Scalar().damping
+    assert own["damped"] == Scalar().damped
+    assert own["updates"] == usual_updates(10_000)
+    for name in VARIANTS:
+        settings = {one["name"]: one["default"] for one in every[name]["settings"]}
+        least = method_settings(find_method(name))["minimum_coverage"]
+        assert settings["minimum_coverage"] == least, name
     shown = run("methods", "fast-fedul", columns=60).stdout
     assert {"skew", "damping", "minimum_coverage"} <= set(shown.split())
 

@@ -116,7 +116,7 @@ def test_methods_share_shadows_and_a_later_method_joins_them(tmp_path: Path) -> 
     assert rows["fast-fedul"] == first.rows[2]
     assert "server's own" in str(rows["kd"].refused)
     assert rows["kd"].attack is None
-    assert "fast-fedul (2)" in rows
+    assert "fast-fedul, minimum coverage 0.5" in rows
     noise = both.noise["main"]
     assert noise is not None
     retrained = rows[RETRAINED].whole

@@ -74,7 +74,7 @@ def test_a_run_is_what_train_returned_or_its_path(
 def test_each_method_has_a_row_also_if_two_have_one_name(
     table: ff.ComparisonTable,
 ) -> None:
-    names = ["before", "retrained", "fast-fedul", "fast-fedul (2)", EVIL]
+    names = ["before", "retrained", "fast-fedul", "fast-fedul, damping 0.2", EVIL]
     assert [row["method"] for row in table.rows] == names
     assert {row["seed"] for row in table.rows} == {0}
     *_, usual, damped, same = table.rows

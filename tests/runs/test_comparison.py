@@ -16,14 +16,18 @@ pytest.importorskip("torch", reason="training needs the extra torch")
 
 from fastfedul import (
     DiskLedger,
+    FastFedUL,
     FastFedULError,
     InvalidInputError,
     LedgerReader,
+    Method,
+    NoSkew,
+    Scalar,
     add_request,
     forget,
 )
 from fastfedul.ledger.store.model_files import read_model
-from fastfedul.runs.comparison import Comparison, compare
+from fastfedul.runs.comparison import Comparison, compare, find_methods
 from fastfedul.runs.training import RunConfig, train
 
 
@@ -348,3 +352,20 @@ def test_applying_a_request_replaces_the_model_of_the_run(
             folder / "model.safetensors", layout=ledger.settings.layout
         )
         np.testing.assert_array_equal(deployed.params.flat, ledger.final.params.flat)
+
+
+def test_methods_of_one_name_are_told_apart_by_settings() -> None:
+    scalar, none = FastFedUL(skew=Scalar(0.07)), FastFedUL(skew=NoSkew())
+
+    def names(*methods: str | Method) -> list[str]:
+        return list(find_methods(methods, None, None, {}))
+
+    apart = ["fast-fedul", "fast-fedul, skew none", "fast-fedul, damping 0.07"]
+    assert names("fast-fedul", none, scalar) == apart
+    assert names(FastFedUL(), none, scalar) == apart
+    assert names(scalar, FastFedUL(skew=Scalar(0.2))) == [
+        "fast-fedul, damping 0.07",
+        "fast-fedul, damping 0.2",
+    ]
+    # Nothing tells the same method from itself.
+    assert names("fast-fedul", FastFedUL()) == ["fast-fedul", "fast-fedul (2)"]

@@ -58,8 +58,8 @@ def method_options(
         "damping": DampingNumber,
         "minimum_coverage": _option(
             float | None,
-            text="Refuse if less of a client's share in the model was kept. "
-            "[default: 0.2]",
+            text="Of the methods fast-fedul...: refuse if less of a client's share in "
+            "the model was kept. [default: 0.2]",
         ),
         "set_": _option(
             list[str] | None,

@@ -7,6 +7,7 @@ names a class of his own as `package.module:Class`.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Setting:
 
     Attributes:
         name: Name by which `--set` gives it.
-        default: Default value; None also if there is none.
+        default: Default value; where the signature has None, the value that the note
+            names as `[default: VALUE]`. None if there is no default.
         note: Meaning, from the docstring of the method; empty if it does not say.
     """
 
@@ -106,12 +108,7 @@ def describe_method(name: str) -> MethodEntry:
         make = _maker(name)
         notes = _setting_notes(make)
         settings = tuple(
-            Setting(
-                own.name,
-                None if own.default is own.empty else own.default,
-                notes.get(own.name, ""),
-            )
-            for own in _parameters(make).values()
+            _setting(own, notes.get(own.name, "")) for own in _parameters(make).values()
         )
         retraining = bool(getattr(make, "is_retraining", False))
         note = method_note(make)
@@ -237,6 +234,21 @@ def _parameters(make: Callable[..., Method]) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):
         return {}
     return {name: own for name, own in found if name != "progress"}
+
+
+def _setting(own: inspect.Parameter, note: str) -> Setting:
+    """Return a setting; None in the signature may stand for another default."""
+    default = None if own.default is own.empty else own.default
+    told = re.fullmatch(r"(.*) \[default: (.*)\]", note)
+    if told is None:
+        return Setting(own.name, default, note)
+    note, text = told.groups()
+    if default is None:
+        try:
+            default = json.loads(text)
+        except ValueError:
+            default = text
+    return Setting(own.name, default, note)
 
 
 def _setting_notes(make: Callable[..., Method]) -> dict[str, str]:

@@ -386,7 +386,7 @@ def find_methods(
     """Return methods by name with their settings, also settings of the run.
 
     A class that is named as `package.module:Class` has the name that the class itself
-    has, as in `forget`. Of two methods with one name the second gets a number.
+    has, as in `forget`. Methods of one name are told apart by settings that differ.
 
     Raises:
         InvalidInputError: If something is no method, or there are settings for a method
@@ -409,21 +409,44 @@ def find_methods(
             "to the methods"
         )
     facts = RunFacts(target_label=prepared.attack.target_label if prepared else None)
-    found: dict[str, Method] = {}
-    taken = {BEFORE, RETRAINED, NOW, *(m for m in methods if isinstance(m, str))}
+    made: list[tuple[str | None, Method]] = []
     for method in methods:
         if not isinstance(method, str):
-            found[_free_name(method.name, {*taken, *found})] = method
+            made.append((None, method))
             continue
         own = dict(settings.get(method, {}))
         if damping is not None and has_default(method, "damping"):
             own.setdefault("damping", damping)
-        made = find_method(method, own, facts)
-        name = method
-        if is_own_function(method):
-            name = _free_name(made.name, {*taken, *found})
-        found[name] = made
+        name = None if is_own_function(method) else method
+        made.append((name, find_method(method, own, facts)))
+    found: dict[str, Method] = {}
+    taken = {BEFORE, RETRAINED, NOW, *(name for name, _ in made if name is not None)}
+    for at, (name, method) in enumerate(made):
+        others = [one for i, (_, one) in enumerate(made) if i != at]
+        if name is None:
+            name = _free_name(_told_apart(method, others), {*taken, *found})
+        found[name] = method
     return found
+
+
+def _told_apart(method: Method, others: Sequence[Method]) -> str:
+    """Return a method's name, with a setting that no other method of its name has."""
+    rivals = [method_settings(one) for one in others if one.name == method.name]
+    own = method_settings(method)
+    differing = {
+        key: value
+        for key, value in own.items()
+        if value is not None and any(one.get(key) != value for one in rivals)
+    }
+    alone = [k for k in differing if all(one.get(k) != own[k] for one in rivals)]
+    # A number says more than the name of its kind: damping 0.07, and not skew scalar.
+    shown = sorted(alone, key=lambda key: isinstance(own[key], str))[:1] or differing
+    told = (f"{key.replace('_', ' ')} {_short(own[key])}" for key in shown)
+    return ", ".join((method.name, *told))
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
 
 
 def _asked_names(methods: Sequence[str | Method]) -> list[str]:

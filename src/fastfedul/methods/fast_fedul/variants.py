@@ -108,12 +108,15 @@ def fast_fedul(
 
     Args:
         skew: How the others' training reacted: kronecker, scalar or none. Without it,
-            kronecker where the server adds a mean, and scalar elsewhere.
+            scalar if a damping is given or the server adds no mean.
+            [default: kronecker]
         damping: The damping of skew scalar, one number or one for each round.
-        damped: Rounds that skew scalar damps: all or alternate.
-        updates: Updates of the others that skew kronecker draws, or all.
-        minimum_coverage: Least part of a client's share that must be kept; 0.2, or 0
-            with another `keep` than all.
+            [default: 0.07]
+        damped: Rounds that skew scalar damps: all or alternate. [default: all]
+        updates: Updates of the others that skew kronecker draws, or all; fewer where
+            the model is very large. [default: 64]
+        minimum_coverage: Least part of a client's share that must be kept; 0 with
+            another `keep` than all. [default: 0.2]
         keep: Forget as if the ledger had kept only these updates.
         keep_seed: Seed of the draw of `keep`.
 
@@ -131,52 +134,86 @@ def fast_fedul(
 
 
 def papers(
-    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
+    damping: float = PAPERS_DAMPING,
+    minimum_coverage: float | None = None,
+    keep: str = "all",
+    keep_seed: int = 0,
 ) -> Method:
     """Fast-FedUL as in the paper: the same damping in every round.
 
     Args:
         damping: The part that a round pulls back.
+        minimum_coverage: Least part of a client's share that must be kept; 0 with
+            another `keep` than all. [default: 0.2]
         keep: Forget as if the ledger had kept only these updates.
         keep_seed: Seed of the draw of `keep`.
     """
-    return fast_fedul(Scalar.name, damping, keep=keep, keep_seed=keep_seed)
+    return fast_fedul(
+        Scalar.name,
+        damping,
+        minimum_coverage=minimum_coverage,
+        keep=keep,
+        keep_seed=keep_seed,
+    )
 
 
 def random_keeping(
-    damping: float = PAPERS_DAMPING, keep: str = PAPERS_KEEPING, keep_seed: int = 0
+    damping: float = PAPERS_DAMPING,
+    minimum_coverage: float | None = None,
+    keep: str = PAPERS_KEEPING,
+    keep_seed: int = 0,
 ) -> Method:
     """Fast-FedUL-1 of the paper: from updates that were kept at random.
 
     Args:
         damping: The part that a round pulls back.
+        minimum_coverage: Least part of a client's share that must be kept; 0.2 with
+            `keep` all. [default: 0]
         keep: Forget as if the ledger had kept only these updates.
         keep_seed: Seed of the draw of `keep`.
     """
-    return papers(damping, keep, keep_seed)
+    return papers(damping, minimum_coverage, keep, keep_seed)
 
 
-def without_skew(keep: str = "all", keep_seed: int = 0) -> Method:
+def without_skew(
+    minimum_coverage: float | None = None, keep: str = "all", keep_seed: int = 0
+) -> Method:
     """Fast-FedUL-2 of the paper: as if nobody had reacted to the client.
 
     Args:
+        minimum_coverage: Least part of a client's share that must be kept; 0 with
+            another `keep` than all. [default: 0.2]
         keep: Forget as if the ledger had kept only these updates.
         keep_seed: Seed of the draw of `keep`.
     """
-    return fast_fedul("none", keep=keep, keep_seed=keep_seed)
+    return fast_fedul(
+        "none", minimum_coverage=minimum_coverage, keep=keep, keep_seed=keep_seed
+    )
 
 
 def half_skew(
-    damping: float = PAPERS_DAMPING, keep: str = "all", keep_seed: int = 0
+    damping: float = PAPERS_DAMPING,
+    minimum_coverage: float | None = None,
+    keep: str = "all",
+    keep_seed: int = 0,
 ) -> Method:
     """Fast-FedUL-3 of the paper: damping in every other round.
 
     Args:
         damping: The part that a round of every two pulls back.
+        minimum_coverage: Least part of a client's share that must be kept; 0 with
+            another `keep` than all. [default: 0.2]
         keep: Forget as if the ledger had kept only these updates.
         keep_seed: Seed of the draw of `keep`.
     """
-    return fast_fedul(Scalar.name, damping, "alternate", keep=keep, keep_seed=keep_seed)
+    return fast_fedul(
+        Scalar.name,
+        damping,
+        "alternate",
+        minimum_coverage=minimum_coverage,
+        keep=keep,
+        keep_seed=keep_seed,
+    )
 
 
 VARIANTS: dict[str, Callable[..., Method]] = {
