@@ -96,6 +96,15 @@ def by_flower(run: Path) -> None:
 WAYS = (by_python, by_request, by_command, by_flower)
 
 
+def test_the_log_of_flower_has_the_warnings_of_an_answered_request(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("flwr")
+    with caplog.at_level("WARNING", logger="flwr"):
+        by_flower(run)
+    assert "request 1: how clients train is not recorded" in caplog.text
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_forget_leaves_the_same_files(
     way: Callable[[Path], None], run: Path, tmp_path: Path

@@ -231,6 +231,8 @@ class RecordedRun:
                 request.client,
                 request.state,
             )
+            for text in done.forgetting.warnings if done.forgetting else ():
+                log(WARNING, "request %s: %s", request.number, text)
         self._refresh()
         if self._watch is not None and any(done.forgetting for done in answered):
             self._watch.look(self.model, "after forgetting", always=True)
