@@ -251,7 +251,7 @@ def test_the_commands_make_and_check_it(
     assert shown.stderr.startswith("not authenticated: ")
     assert made["warnings"] == []
     nobody = run("receipt", "make", path, "nobody", "--out", tmp_path / "nobody.json")
-    assert "no recorded round has nobody" in one_line(nobody)
+    assert "no recorded round has nobody" in nobody.stderr
     public = run_json("key", "new")["public_path"]
     file.unlink()
     run("receipt", "make", path, CLIENTS[0], "--out", file)
