@@ -8,12 +8,15 @@ import subprocess
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastfedul import DiskLedger, LedgerReader, verify
 from fastfedul.ledger.store import transaction
-from fastfedul.ledger.store.arrays import PAGE
+from fastfedul.ledger.store.array_files import ArrayFiles
+from fastfedul.ledger.store.arrays import PAGE, Source, new_part, write_image
 from fastfedul.ledger.store.schema import FileRow
+from fastfedul.ledger.store.streaming import read_vector
 from fastfedul.records import History
 from tests.support.damage import NOT_OF_SUMS, READINGS, images_of, live_vectors
 from tests.support.disk_ledgers import initial_model, record, round_of, snapshot_of
@@ -209,3 +212,13 @@ def test_the_index_knows_how_many_bytes_count(path: Path) -> None:
     [shared] = live_vectors(path)
     models = sum(size for name, size in sizes.items() if name != shared.name)
     assert head.live_bytes == vectors + models
+
+
+def test_a_change_can_read_a_small_file_before_it_is_synced(tmp_path: Path) -> None:
+    files = ArrayFiles(tmp_path)
+    vector = np.arange(40, dtype=np.float32)
+    work = write_image(files, 1, [new_part("step", vector, "float32")])
+    _, [stored] = next(work)
+    source = Source(1, stored, "float32", vector.size, "step")
+    np.testing.assert_array_equal(read_vector(files, source), vector)
+    assert list(work) == []

@@ -261,7 +261,7 @@ class ArrayWriter:
         if at - start <= _SMALL_BYTES:
             found = self._add_small(start, header, parts, offsets)
         else:
-            self._flush()
+            self.flush()
             self._write([header], start)
             found = [
                 self._add_one(part, offset)
@@ -277,14 +277,14 @@ class ArrayWriter:
 
     def sync(self) -> None:
         """Write the bytes still in memory and make the file survive power loss."""
-        self._flush()
+        self.flush()
         os.fdatasync(self._descriptor)
 
     def _add_small(
         self, start: int, header: bytes, parts: Sequence[Part], offsets: list[int]
     ) -> list[Stored]:
         if self._pending_end - self._pending_at > _COPY_BYTES:
-            self._flush()
+            self.flush()
         if not self._pending:
             self._pending_at = start
         else:
@@ -316,7 +316,8 @@ class ArrayWriter:
         del pieces
         return stored
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand all bytes to the system, so that they can be read."""
         if self._pending:
             self._write([b"".join(self._pending)], self._pending_at)
             self._pending = []
@@ -334,10 +335,12 @@ def write_image(
 ) -> Iterator[tuple[FileRow, list[Stored]]]:
     """Write a file of one image, and yield its row and its vectors' places.
 
-    The file survives a loss of power when the iteration has ended.
+    The change itself may read the vectors from then on. The file survives a loss of
+    power when the iteration has ended.
     """
     with ArrayWriter(files, number) as writer:
         _, stored = writer.add(parts)
+        writer.flush()
         yield writer.row(), stored
         writer.sync()
     files.put(number)
