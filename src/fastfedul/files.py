@@ -1,12 +1,69 @@
-"""Files that hold their old content or their new content, never a part of it."""
+"""Files that hold their old content or their new content, never a part of it.
+
+And reading that neither waits nor fills the memory, whatever lies at a path.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+_PIECE = 1 << 20
+
+SPECIAL = frozenset({errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG})
+"""Error numbers by which `read_regular` says that a path has no such file."""
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Return a regular file that is open for reading, without a buffer.
+
+    Opening a FIFO would wait for its other end, and a device may have no end.
+
+    Args:
+        path: The file.
+        follow: Whether the file may be a symbolic link.
+
+    Raises:
+        OSError: If the path has no regular file, or it cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def read_regular(path: Path, most_bytes: int, *, follow: bool = True) -> bytes:
+    """Return the content of a regular file that has at most some bytes.
+
+    Raises:
+        OSError: If the path has no regular file, or it is larger or cannot be read.
+    """
+    content = bytearray()
+    with open_regular(path, follow=follow) as file:
+        while piece := file.read(min(_PIECE, most_bytes + 1 - len(content))):
+            content += piece
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return bytes(content)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and the missing folders above it, if they are not there.
+
+    Raises:
+        OSError: If one cannot be made.
+    """
+    for folder in [each for each in (path, *path.parents) if not each.exists()][::-1]:
+        folder.mkdir(mode, exist_ok=True)
+        _give_away(folder, folder.parent)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -36,6 +93,7 @@ def placed(path: Path, pieces: Iterable[bytes | memoryview]) -> Iterator[None]:
     temporary = _temporary(path, os.getpid())
     try:
         with temporary.open("wb") as file:
+            _give_away(file.fileno(), path.parent)
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -65,10 +123,7 @@ def place_new(path: Path, content: bytes) -> bool:
                 str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             )
             with os.fdopen(descriptor, "wb") as file:
-                if os.geteuid() == 0:
-                    # Whoever owns the folder must be able to read the file.
-                    folder = path.parent.stat()
-                    os.fchown(descriptor, folder.st_uid, folder.st_gid)
+                _give_away(descriptor, path.parent)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -95,6 +150,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _give_away(new: Path | int, folder: Path) -> None:
+    """Give what root makes to the owner of its folder, who must be able to use it."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(new, owner.st_uid, owner.st_gid)
 
 
 _one_at_a_time = threading.Lock()

@@ -343,7 +343,8 @@ class ForgetRequest:
 
     Attributes:
         number: Number of the request; a ledger counts from 1.
-        client: Client to forget.
+        client: Client to forget; empty if a file of requests does not fit the ledger,
+            whose request is refused.
         asked: Time of the request, in UTC, ISO 8601.
         reason: The reason in the words of the person who asked; None if none was given.
         state: `waiting`; `applied`: the client is out of the model; `refused`;

@@ -339,18 +339,25 @@ def test_a_reader_by_the_page_finds_the_filings(tmp_path: Path) -> None:
     page = PageReader(path)
     [head] = page.tables["request_head"]
     numbers = {row["id"]: row["name"] for row in page.tables["clients"]}
+
+    def keyed(*values: object) -> str:
+        key = page.ledger["receipt_secret"]
+        return blake3(canonical(*values), key=key).hexdigest()
+
     found = []
     for number, file in enumerate(sorted((path / "requests").iterdir()), 1):
         assert file.name == f"{number:08d}.json"
         text, own = file.read_text().splitlines()
-        assert own == digest("filing", page.ledger["ledger_id"], number, text).hex()
+        assert own == keyed("filing", page.ledger["ledger_id"], number, text)
         found.append(json.loads(text))
     assert [one["kind"] for one in found] == ["ask", "answer", "ask", "cancel"]
-    assert [one["requests"] for one in found] == [[], [1], [], [2]]
+    assert (found[1]["requests"], found[3]["request"]) == ([1], 2)
     assert head["num_filings"] == 2
     [*_, asked, _] = found
     assert (numbers[asked["client"]], asked["reason"]) == ("c", "moved away")
     assert asked["method"] == "fast-fedul"
+    assert asked["who"] == keyed("client", page.ledger["ledger_id"], "c")
+    assert asked["who"] == found[3]["who"]
 
 
 @pytest.mark.parametrize("history", ["rounds", "sums"])

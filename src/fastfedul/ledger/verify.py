@@ -426,8 +426,8 @@ def _request_problems(index: Index) -> Iterator[str]:
         yield str(error)
         return
     head = index.one(RequestHeadRow, id=1)
-    ledger_id = index.one(LedgerRow, id=1).ledger_id
-    yield from filing_problems(index.path.parent, ledger_id, head.num_filings)
+    own = index.one(LedgerRow, id=1)
+    yield from filing_problems(index.path.parent, own, head.num_filings)
     applied = {
         (request.number, request.event)
         for request in requests

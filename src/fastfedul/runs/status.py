@@ -55,6 +55,8 @@ class Status:
         writer: Process that writes to the ledger now; None if there is none.
         failures: Newest clients that a round left out or capped, the oldest first.
         waiting: Requests that wait.
+        strangers: Requests of the last 30 days that were refused because their file
+            does not fit the ledger.
         num_bytes: Bytes of the array files.
         budget: Bytes that they may take; None for no limit.
         free_bytes: Free bytes of the disk; None if the arrays lie on an object store.
@@ -79,6 +81,7 @@ class Status:
     writer: int | None
     failures: tuple[FailureEntry, ...]
     waiting: tuple[ForgetRequest, ...]
+    strangers: tuple[ForgetRequest, ...]
     num_bytes: int
     budget: int | None
     free_bytes: int | None
@@ -132,6 +135,11 @@ def status_in(
         lineage = ledger.lineage()
         last = ledger.updates_in(rounds - 1)
         waiting = tuple(ledger.waiting())
+        strangers = tuple(
+            one
+            for one in ledger.requests()
+            if not one.client and age_of(one.asked) <= STALE
+        )
         settings = ledger.settings
         num_bytes = ledger.num_array_bytes()
         wanted = [entry for entry in ledger.log() if is_certified(entry)]
@@ -155,6 +163,7 @@ def status_in(
         writer=writer_of(ledger.path),
         failures=read_failures(ledger.path),
         waiting=waiting,
+        strangers=strangers,
         num_bytes=num_bytes,
         budget=settings.budget,
         free_bytes=free,
@@ -223,6 +232,9 @@ def _with_advice(found: Status, path: Path, long_wait: timedelta) -> Status:
         advice.append(
             "restore the ledger from a backup, then: fastfedul ledger verify " + place
         )
+    problems += [
+        f"request {one.number} was refused: {one.answer}" for one in found.strangers
+    ]
     old = [one for one in found.waiting if age_of(one.asked) >= long_wait]
     if old:
         hours = age_of(old[0].asked) // timedelta(hours=1)

@@ -3,11 +3,15 @@
 Any process may file or cancel a request, also while another one is writing rounds, as
 `request_files` says. The index has the rows, as far as the writer has taken the filings
 in; whoever reads adds the later filings.
+
+A filing that does not fit the ledger becomes a refused request of no client. It may
+have been a person's request, so it is listed, and it must not hold up the writer.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +25,12 @@ from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.folder import explain
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.request_files import (
+    Answer,
+    Ask,
+    Cancel,
     Filing,
+    Spoiled,
+    digest_of_name,
     file_of,
     filings_after,
     put_filing,
@@ -29,6 +38,7 @@ from fastfedul.ledger.store.request_files import (
 from fastfedul.ledger.store.schema import (
     ClientRow,
     EventRow,
+    HeadRow,
     LedgerRow,
     RequestHeadRow,
     RequestRow,
@@ -41,6 +51,13 @@ from fastfedul.records import (
     ForgetRequest,
     LogEntry,
     RequestState,
+)
+
+_log = logging.getLogger(__name__)
+
+_SEE_TO_IT = (
+    "nobody was forgotten or kept by it; find out who filed it, and file it again with "
+    "`fastfedul request`"
 )
 
 
@@ -62,36 +79,89 @@ class _Later:
         """Return the row of a request."""
         return self.rows.get(number) or index.one(RequestRow, id=number)
 
+    def add(self, row: RequestRow) -> None:
+        """Add a request."""
+        self.rows[row.id] = row
+        waiting = self.head.num_waiting + int(row.state == "waiting")
+        self.head = replace(self.head, num_requests=row.id, num_waiting=waiting)
+
+    def cancel(self, row: RequestRow, at: str) -> None:
+        """Cancel a request, if it waits."""
+        if row.state == "waiting":
+            self.rows[row.id] = replace(row, state="cancelled", decided=at)
+            self.head = replace(self.head, num_waiting=self.head.num_waiting - 1)
+
+    def refuse(self, why: str) -> None:
+        """Add a refused request in place of a filing that does not fit."""
+        answer = f"{why}; {_SEE_TO_IT}"
+        self.add(
+            RequestRow(
+                id=self.head.num_requests + 1,
+                client=None,
+                asked=now(),
+                reason=None,
+                state="refused",
+                decided=now(),
+                answer=answer,
+                event=None,
+                method=None,
+                settings=None,
+            )
+        )
+
 
 def _later(index: Index) -> _Later:
     """Return the changes of the filings, inside `reading()` or `writing()`."""
     later = _Later(index.one(RequestHeadRow, id=1))
-    ledger_id = index.one(LedgerRow, id=1).ledger_id
-    filings = filings_after(index.path.parent, ledger_id, later.head.num_filings)
-    for filing in filings:
-        head = later.head
-        if filing.kind == "ask" and filing.client is not None:
-            number = head.num_requests + 1
-            later.rows[number] = _asked(number, filing.client, filing)
-            head = replace(head, num_requests=number, num_waiting=head.num_waiting + 1)
-        elif filing.kind == "cancel":
-            for number in filing.requests:
-                row = later.row(index, number)
-                if row.state == "waiting":
-                    later.rows[number] = replace(
-                        row, state="cancelled", decided=filing.at
-                    )
-                    head = replace(head, num_waiting=head.num_waiting - 1)
-        else:
+    own = index.one(LedgerRow, id=1)
+    for filing in filings_after(index.path.parent, own, later.head.num_filings):
+        taken = later.head.num_filings + 1
+        later.head = replace(later.head, num_filings=taken)
+        if isinstance(filing, Answer):
             later.answered |= set(filing.requests)
-        later.head = replace(head, num_filings=head.num_filings + 1)
+            continue
+        wrong = _objection(index, later, own, filing)
+        if wrong is not None:
+            later.refuse(wrong)
+        elif isinstance(filing, Ask):
+            later.add(_asked(later.head.num_requests + 1, filing))
+        elif isinstance(filing, Cancel):
+            later.cancel(later.row(index, filing.request), filing.at)
     return later
 
 
-def _asked(number: int, client: int, filing: Filing) -> RequestRow:
+def _objection(
+    index: Index, later: _Later, own: LedgerRow, filing: Ask | Cancel | Spoiled
+) -> str | None:
+    """Return why a filing does not fit this ledger; None if it does."""
+    if isinstance(filing, Spoiled):
+        return filing.why
+    file = file_of(index.path.parent, later.head.num_filings)
+    client: int | None = None
+    if isinstance(filing, Cancel):
+        if 1 <= filing.request <= later.head.num_requests:
+            client = later.row(index, filing.request).client
+        what = f"{file} cancels request {filing.request} of another client"
+    else:
+        head = index.one(HeadRow, id=1)
+        if 1 <= filing.client <= head.num_clients:
+            client = filing.client
+        what = (
+            f"{file} asks for a client that is not number {filing.client} of this "
+            f"ledger, and was made when the ledger had {filing.rounds} rounds (now "
+            f"{head.num_rounds})"
+        )
+    if client is None:
+        return what
+    name = index.one(ClientRow, id=client).name
+    return None if filing.who == digest_of_name(own, name) else what
+
+
+def _asked(number: int, filing: Ask) -> RequestRow:
+    settings = filing.settings
     return RequestRow(
         id=number,
-        client=client,
+        client=filing.client,
         asked=filing.at,
         reason=filing.reason,
         state="waiting",
@@ -99,7 +169,7 @@ def _asked(number: int, client: int, filing: Filing) -> RequestRow:
         answer=None,
         event=None,
         method=filing.method,
-        settings=filing.settings,
+        settings=json.dumps(settings, sort_keys=True) if settings else None,
     )
 
 
@@ -109,6 +179,9 @@ def take_in(index: Index) -> _Later:
     if later.head != index.one(RequestHeadRow, id=1):
         index.replace(*later.rows.values())
         index.replace(later.head)
+        for row in later.rows.values():
+            if row.client is None:
+                _log.warning("request %d was refused: %s", row.id, row.answer)
     return later
 
 
@@ -164,18 +237,19 @@ def ask(
                 f"request {request.number} for client {client.name!r:.80} is waiting "
                 "already; there is nothing more to ask"
             )
-    filing = Filing(
-        "ask",
+    filing = Ask(
         now(),
-        client=client.id,
-        reason=reason,
-        method=method,
-        settings=json.dumps(settings, sort_keys=True) if settings else None,
+        client.id,
+        digest_of_name(index.one(LedgerRow, id=1), client.name),
+        index.one(HeadRow, id=1).num_rounds,
+        reason,
+        method,
+        dict(settings) if settings else None,
     )
     later = _later(index)
     if not _put(index, later, filing):
         return None
-    row = _asked(later.head.num_requests + 1, client.id, filing)
+    row = _asked(later.head.num_requests + 1, filing)
     return _request(row, client.name)
 
 
@@ -198,11 +272,12 @@ def cancel(index: Index, number: int) -> ForgetRequest | None:
             "killed; look with `fastfedul request list`, and if it still waits when "
             "nobody writes, `fastfedul request apply` goes on with it"
         )
-    filing = Filing("cancel", now(), (number,))
+    name = _name_of(index, row)
+    who = digest_of_name(index.one(LedgerRow, id=1), name)
+    filing = Cancel(now(), number, who)
     if not _put(index, later, filing):
         return None
-    row = replace(row, state="cancelled", decided=filing.at)
-    return _request(row, index.one(ClientRow, id=row.client).name)
+    return _request(replace(row, state="cancelled", decided=filing.at), name)
 
 
 def claim(index: Index, choose: Collection[ClientId] | int) -> list[ForgetRequest]:
@@ -224,8 +299,8 @@ def claim(index: Index, choose: Collection[ClientId] | int) -> list[ForgetReques
             found = [one for one in waiting if one.number == choose]
         else:
             found = [one for one in waiting if one.client in choose]
-        numbers = tuple(one.number for one in found)
-        if not found or _put(index, later, Filing("answer", now(), numbers)):
+        numbers = [one.number for one in found]
+        if not found or _put(index, later, Answer(now(), numbers)):
             take_in(index)
             return found
 
@@ -244,7 +319,7 @@ def decide(
     row = replace(row, state=state, decided=now(), answer=answer, event=event)
     index.replace(row)
     index.replace(replace(head, num_waiting=head.num_waiting - 1))
-    return _request(row, index.one(ClientRow, id=row.client).name)
+    return _request(row, _name_of(index, row))
 
 
 def _waiting_row(index: Index, later: _Later, number: int) -> RequestRow:
@@ -264,9 +339,8 @@ def _waiting_row(index: Index, later: _Later, number: int) -> RequestRow:
 def _put(index: Index, later: _Later, filing: Filing) -> bool:
     """Return whether a filing follows those that were seen."""
     folder, number = index.path.parent, later.head.num_filings + 1
-    ledger_id = index.one(LedgerRow, id=1).ledger_id
     try:
-        return put_filing(folder, ledger_id, number, filing)
+        return put_filing(folder, index.one(LedgerRow, id=1), number, filing)
     except OSError as error:
         path = file_of(folder, number)
         raise explain(error, path.parent, "the filing") from None
@@ -274,9 +348,12 @@ def _put(index: Index, later: _Later, filing: Filing) -> bool:
 
 def _with_names(index: Index, rows: Iterable[RequestRow]) -> tuple[ForgetRequest, ...]:
     # By number, so that a name stands in the table of clients and nowhere else.
-    return tuple(
-        _request(row, index.one(ClientRow, id=row.client).name) for row in rows
-    )
+    return tuple(_request(row, _name_of(index, row)) for row in rows)
+
+
+def _name_of(index: Index, row: RequestRow) -> ClientId:
+    """Return the name of a request's client, empty for no client."""
+    return "" if row.client is None else index.one(ClientRow, id=row.client).name
 
 
 def _request(row: RequestRow, name: ClientId) -> ForgetRequest:

@@ -278,12 +278,15 @@ class HeadRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class RequestRow(Row):
-    """Somebody asked for a client to be forgotten."""
+    """Somebody asked for a client to be forgotten.
+
+    `client` is None if a filing did not fit the ledger; the request is refused then.
+    """
 
     table: ClassVar[str] = "requests"
 
     id: int
-    client: int
+    client: int | None
     asked: str
     reason: str | None
     state: RequestState
