@@ -59,6 +59,10 @@ class AlreadyForgottenError(UnlearnRefusedError):
     """The client was forgotten before, so nothing is left to do."""
 
 
+class RequestWaitingError(UnlearnRefusedError):
+    """A request for this client waits, and a second one would ask nothing more."""
+
+
 class RequestClosedError(UnlearnRefusedError):
     """The request does not wait any more."""
 

@@ -156,7 +156,7 @@ def test_keys_are_made_once_and_shown_without_the_private_part(
     path = Path(made["path"])
     assert path == tmp_path / "config" / "fastfedul" / "signing.pem"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "not overwritten" in one_line(run("key", "new", code=2))
+    assert "not overwritten" in one_line(run("key", "new", code=1))
     shown = run_json("key", "show", "--public-key", tmp_path / "signer.pub")
     assert shown["fingerprint"] == made["fingerprint"]
     assert (tmp_path / "signer.pub").read_text() == made["public_key"]

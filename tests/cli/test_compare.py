@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fastfedul import LedgerReader
+from fastfedul.cli import output
 from fastfedul.report import page
 from tests.support.commands import (
     COMMAND,
@@ -113,8 +114,9 @@ def test_all_lists_retraining_once(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_seeds_are_trained_once_and_shown_as_means(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(output, "QUIET_SECONDS", 0)
     place = tmp_path / "work"
     shutil.copytree(folder, place)
     options = ("compare", "run", "--seeds", "5,4,6", "--methods", "fast-fedul")
@@ -122,7 +124,7 @@ def test_seeds_are_trained_once_and_shown_as_means(
     shown = run(*options, *files, cwd=place)
     assert "± " in shown.stdout
     assert "over the seeds 5, 4, 6." in shown.stdout
-    assert "seed 5: training\n" in shown.stderr
+    assert "seed 5: training" in shown.stderr
     config = (place / "run" / "config.toml").read_text()
     chains = {}
     for seed in (5, 6):
@@ -189,6 +191,11 @@ def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
     ("options", "reason"),
     [
         (("--seeds", "0,1"), "run has seed 4, which must be among the seeds; choose"),
+        (("--seeds", "4,4"), "seed 4 is named twice; name each seed once"),
+        (
+            ("--methods", "fast-fedul-2", "--damping", "0.2"),
+            "no method that is compared",
+        ),
         (("--seeds", "4,-1"), "write whole numbers with commas"),
         (("--seeds", ""), "write whole numbers with commas"),
         (("--forget", "client-9"), "no client is called 'client-9'"),
@@ -324,3 +331,20 @@ def test_without_the_package_of_pages_the_numbers_are_shown(
     assert run_json(*command, cwd=place)["report"] is None
     said = run(*command, "--out", "page.html", code=1, cwd=place).stderr
     assert said.startswith("error: pages need Jinja2; run pip install")
+
+
+@pytest.mark.slow
+def test_the_words_of_forget_mean_the_same_here(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "work")
+    place, whom = tmp_path / "work", ("--forget", "client-1")
+    methods = ("--methods", "fast-fedul,retrain", "--damping", 0.2)
+    found = run_json("compare", "run", *whom, *methods, cwd=place)
+    used = found["rows"][-1]["settings"]
+    wanted = run_json(
+        "forget", "run", "client-1", "--damping", 0.2, "--dry-run", cwd=place
+    )
+    assert (used["skew"], used["damping"]) == (wanted["skew"], wanted["damping"])
+    assert found["refused"] == {"retrain": "compared as the row `retrained`"}
+    retrain = ("client-1", "--method", "retrain", "--dry-run")
+    asked = run_json("forget", "run/ledger", *retrain, cwd=place)
+    assert asked["method"] == "retrain"

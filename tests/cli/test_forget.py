@@ -181,13 +181,19 @@ def test_history_that_is_kept_is_told(ledger: Path) -> None:
 def test_erasing_can_be_done_at_once_or_later(ledger: Path) -> None:
     run("forget", ledger, "ann", "--keep-history")
     cleaned = model_of(ledger)
-    again = one_line(run("forget", ledger, "ann", "--keep-history", code=1))
+    again = run("forget", ledger, "ann", "--keep-history").stdout
     assert "was forgotten already, and its updates were kept" in again
+    both = one_line(run("forget", ledger, "ann", "--keep-history", "--erase", code=2))
+    assert "--erase and --keep-history exclude each other" in both
+    assert run_json("forget", ledger, "ann", "--dry-run")["would_erase"] == ["ann"]
     found = run_json("forget", ledger, "ann")
     assert found["erased"] is True
     repeated = run_json("forget", ledger, "ann")
     assert repeated["already"] is True
     assert "Nothing to do" in run("forget", ledger, "ann").stdout
+    assert "Nothing to do" in run("forget", ledger, "ann", "--dry-run").stdout
+    erased = one_line(run("forget", ledger, "ann", "--keep-history", code=1))
+    assert "its updates were erased" in erased
     np.testing.assert_array_equal(model_of(ledger), cleaned)
     run_json("forget", ledger, "bob")
     listed = run_json("ledger", "clients", ledger)["clients"]

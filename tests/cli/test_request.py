@@ -173,19 +173,25 @@ def test_bad_requests_get_one_line_that_says_what_to_do(
     ledger: Path, tmp_path: Path
 ) -> None:
     run("request", "add", ledger, "bob")
-    again = one_line(run("request", "add", ledger, "bob", code=2))
-    assert "waiting already" in again
+    again = one_line(run("request", "add", ledger, "bob", code=1))
+    assert "waiting already; to ask otherwise, cancel request 1 first" in again
     near = one_line(run("request", "add", ledger, "anne", code=2))
     assert "did you mean 'ann'" in near
     run("forget", ledger, "ann", "--keep-history")
-    gone = one_line(run("request", "add", ledger, "ann", code=2))
-    assert "is forgotten already" in gone
+    gone = run("request", "add", ledger, "ann").stdout
+    assert gone.startswith("Nothing to do: client 'ann' is forgotten already")
+    assert run_json("request", "add", ledger, "ann")["already"] is True
     nowhere = one_line(run("request", "add", tmp_path / "none", "ann", code=2))
     assert "nothing at" in nowhere
     assert "no request 7" in one_line(run("request", "cancel", ledger, 7, code=2))
     run("request", "cancel", ledger, 1)
-    closed = one_line(run("request", "cancel", ledger, 1, code=1))
-    assert "was cancelled at" in closed
+    closed = run("request", "cancel", ledger, 1).stdout
+    assert "Nothing to do: request 1 was cancelled at" in closed
+    decided = run_json("request", "cancel", ledger, 1)["decided"]
+    assert f"cancelled at {decided}" in run("request", "list", ledger).stdout
+    run("request", "add", ledger, "bob")
+    run("forget", ledger, "bob")
+    assert "was applied at" in one_line(run("request", "cancel", ledger, 2, code=1))
     run("request", "cancel", ledger, "one", code=2)
     run("request", "add", ledger, code=2)
     assert "0 to 1" in one_line(run("request", "apply", ledger, "--damping", 3, code=2))

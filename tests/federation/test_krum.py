@@ -19,6 +19,7 @@ from fastfedul.errors import UnlearnRefusedError
 from fastfedul.federation.aggregation import resolve, rows_reader
 from fastfedul.federation.rounds import buffer_weights
 from fastfedul.forgetting.service import forget
+from fastfedul.runs.config import RunConfig
 
 RULES = ["krum:1", "krum:0", "multi-krum:2:3", "multi-krum:0:5", "bulyan:1", "bulyan:0"]
 
@@ -84,6 +85,34 @@ def test_a_round_with_too_few_updates_is_refused() -> None:
     with pytest.raises(UnlearnRefusedError, match="round 0 has 6 without the clients"):
         forget(ledger, ["c0"])
     assert ledger.clients()["c0"].state == "active"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("krum:0", 3),
+        ("krum:1", 5),
+        ("krum:99", 201),
+        ("multi-krum:1:3", 5),
+        ("multi-krum:1:9", 10),
+        ("bulyan:1", 7),
+    ],
+)
+def test_training_needs_as_many_clients_as_the_rule_promises(
+    name: str, least: int
+) -> None:
+    config = RunConfig.from_options(aggregation=name, clients=least)
+    config.check_clients([f"client-{i}" for i in range(least)])
+    with pytest.raises(InvalidInputError, match=f"needs {least} clients a round"):
+        config.check_clients([f"client-{i}" for i in range(least - 1)])
+
+
+def test_krum_is_replayed_although_too_few_are_left_for_its_promise() -> None:
+    start = Model(Params.of({"w": np.zeros(2, np.float32)}))
+    ledger = MemoryLedger.create(start, aggregation="krum:1")
+    ledger.append(round_of(*rows_of(5, 0, size=2)))
+    forget(ledger, ["c0"])
+    assert ledger.clients()["c0"].state != "active"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from fastfedul.integrations.flower.database import FlowerDatabaseError, clear_deleted
+from fastfedul.integrations.flower.database import (
+    FlowerDatabaseError,
+    NoFlowerDatabaseError,
+    clear_deleted,
+)
 from fastfedul.rng import stream
 
 TABLES = """
@@ -134,10 +138,10 @@ def test_other_files_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
         connection.commit()
     before = other.read_bytes()
     for path in (text, other):
-        with pytest.raises(FlowerDatabaseError, match="not the database of a Flower"):
+        with pytest.raises(NoFlowerDatabaseError, match="not the database of a Flower"):
             clear_deleted(path)
     for path in (tmp_path, tmp_path / "absent.db"):
-        with pytest.raises(FlowerDatabaseError, match="cannot read"):
+        with pytest.raises(NoFlowerDatabaseError, match="cannot read"):
             clear_deleted(path)
     assert other.read_bytes() == before
     assert not (tmp_path / "absent.db").exists()
@@ -197,7 +201,7 @@ def test_the_command_prints_one_object_or_one_line(tmp_path: Path) -> None:
     assert facts["rows"] == 302
     assert facts["bytes_after"] < facts["bytes_before"]
     refused = command(str(tmp_path / "absent.db"))
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stdout == ""
     assert refused.stderr.startswith("error: cannot read")
     assert len(refused.stderr.splitlines()) == 1

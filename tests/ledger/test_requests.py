@@ -32,7 +32,11 @@ from fastfedul import (
     forget,
     verify,
 )
-from fastfedul.errors import RequestClosedError
+from fastfedul.errors import (
+    AlreadyForgottenError,
+    RequestClosedError,
+    RequestWaitingError,
+)
 from fastfedul.ledger.changes.requests import LONGEST_REASON, refuse_request
 from fastfedul.ledger.store.request_rows import claim
 from fastfedul.ledger.store.schema import RequestRow
@@ -91,11 +95,11 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(path: Path) -> None:
         forget(ledger, [CLIENTS[0]], erase=False)
         forget(ledger, [CLIENTS[1]], erase=True)
     add_request(path, CLIENTS[2])
-    with pytest.raises(InvalidInputError, match="waiting already"):
+    with pytest.raises(RequestWaitingError, match="waiting already"):
         add_request(path, CLIENTS[2])
-    with pytest.raises(InvalidInputError, match="is forgotten already"):
+    with pytest.raises(AlreadyForgottenError, match="is forgotten already"):
         add_request(path, CLIENTS[0])
-    with pytest.raises(InvalidInputError, match="is erased already"):
+    with pytest.raises(AlreadyForgottenError, match="is erased already"):
         add_request(path, CLIENTS[1])
     with pytest.raises(UnknownClientError, match="did you mean 'client 7'"):
         add_request(path, "cliemt 7")

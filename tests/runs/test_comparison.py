@@ -169,7 +169,9 @@ def test_a_request_is_not_kept_waiting_and_a_change_is_noticed(
 def test_a_client_that_is_forgotten_already_cannot_be_compared(tmp_path: Path) -> None:
     config = RunConfig.from_options(clients=3, rounds=2, epochs=1, workers=1)
     train(config, tmp_path / "run")
-    with pytest.raises(InvalidInputError, match="nobody attacks"):
+    with pytest.raises(
+        InvalidInputError, match="name the clients to forget, as --forget"
+    ):
         compare(tmp_path / "run")
     assert compare(tmp_path / "run", ["client-1"], methods=[]).rows[0].backdoor is None
     fastfedul("forget", tmp_path / "run", "client-1")

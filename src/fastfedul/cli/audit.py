@@ -86,7 +86,6 @@ def audit_client(
                 say=say,
             ),
             render_audit,
-            lines=True,
         )
     if json:
         print_json(found.to_json())

@@ -20,6 +20,7 @@ from fastfedul.cli.output import (
     say,
     show_name,
     warn,
+    working,
 )
 from fastfedul.errors import InvalidInputError, LedgerDamagedError, LedgerError
 from fastfedul.forgetting.certificates import Certificate, read_certificate
@@ -111,7 +112,7 @@ def check_certificate(
         except (InvalidInputError, LedgerError) as error:
             print_error(str(error), only_json=json)
             raise typer.Exit(2) from None
-        with err().status("checking"):
+        with working("checking"):
             result = audit(
                 found,
                 ledger,
@@ -152,7 +153,7 @@ def timestamp(
     Example: `fastfedul certificate timestamp RUN/certificates/1.json --tsa URL`
     """
     read_certificate(certificate)
-    with err().status("waiting for the authority"):
+    with working("waiting for the authority"):
         place, time = request_stamp(certificate, tsa)
     if json:
         print_json({"stamp": str(place), "time": time.isoformat()})

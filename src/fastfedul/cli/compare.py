@@ -11,7 +11,6 @@ import typer
 from fastfedul.cli.method_options import DampingNumber, read_settings
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_json,
     print_table,
@@ -19,6 +18,7 @@ from fastfedul.cli.output import (
     show_seconds,
     task_progress,
     warn,
+    working,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import FastFedULError, InvalidInputError
@@ -114,9 +114,7 @@ def compare_methods(
         check_page(path, out_file)
         check_file(path, csv, "--csv", ".csv")
         check_file(path, latex, "--latex", ".tex")
-        found = run_comparison(
-            path, forget or (), names, damping, settings, numbers, hidden=json
-        )
+        found = run_comparison(path, forget or (), names, damping, settings, numbers)
         if csv is not None:
             found.to_csv(csv)
         if latex is not None:
@@ -170,6 +168,11 @@ def _found_for_report(
     prepared = prepare(load_config(run)) if run else None
     if forget or active_attackers(path, prepared):
         return run_comparison(path, forget, SHOWN_BY_DEFAULT, damping)
+    if damping is not None:
+        raise InvalidInputError(
+            "--damping is for forgetting, and this report forgets nobody; leave it "
+            "out, or name a client, as --forget CLIENT"
+        )
     with task_progress("loading") as say:
         return table_of(look_back(path, say))
 
@@ -195,7 +198,7 @@ def named_methods(
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds that the option names, none twice.
+    """Return the seeds that the option names.
 
     >>> read_seeds("2, 0,1")
     (2, 0, 1)
@@ -207,7 +210,7 @@ def read_seeds(text: str) -> tuple[int, ...]:
             f"cannot read --seeds {text!r:.60}; write whole numbers with commas, such "
             "as 0,1,2"
         )
-    return tuple(dict.fromkeys(map(int, parts)))
+    return tuple(map(int, parts))
 
 
 def run_comparison(
@@ -217,10 +220,8 @@ def run_comparison(
     damping: float | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] = (),
-    *,
-    hidden: bool = True,
 ) -> ComparisonTable:
-    """Compare, with a progress bar on standard error.
+    """Compare, with progress on standard error.
 
     Args:
         path: The run.
@@ -229,11 +230,10 @@ def run_comparison(
         damping: Damping of skew scalar.
         settings: Settings of methods, by name of the method and of the setting.
         seeds: Seeds whose runs are compared; none for the run alone.
-        hidden: Whether to print no lines where standard error is no terminal.
     """
     from fastfedul.report.comparison_table import compare
 
-    with task_progress("loading", lines=bool(seeds) and not hidden) as say:
+    with task_progress("loading") as say:
         return compare(
             path,
             forget,
@@ -277,7 +277,7 @@ def write_page(path: Path, found: ComparisonTable, out_file: Path | None) -> Pat
     from fastfedul.report.stored import place_of
 
     page = out_file or place_of(path, PAGE)
-    with err().status("drawing the report"):
+    with working("drawing the report"):
         write_html(page, report_of(path, found.comparison))
     return page
 

@@ -9,11 +9,11 @@ import typer
 
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     print_facts,
     print_json,
     show_bytes,
     warn,
+    working,
 )
 from fastfedul.integrations.flower.database import clear_deleted
 
@@ -40,7 +40,7 @@ def clean(
 
     Example: `fastfedul flower clean state.db`
     """
-    with err().status("rewriting the database"):
+    with working("rewriting the database"):
         found = clear_deleted(path)
     if json:
         print_json(

@@ -20,14 +20,15 @@ from fastfedul.cli.method_options import (
 from fastfedul.cli.options import LedgerPath, with_options
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_facts,
     print_json,
+    show_already,
     show_bytes,
     show_name,
     show_seconds,
     warn,
+    working,
 )
 from fastfedul.cli.request import UNSIGNED, still_held
 from fastfedul.cli.stopping import telling_how_to_go_on
@@ -149,9 +150,16 @@ def forget_clients(
                 audit_file,
             )
         except AlreadyForgottenError as error:
-            if dry_run or erase_history is False:
-                raise
-            _show_done(ledger, names, error, json=json)
+            judging = options["validation"] is not None or then_check is not None
+            _show_done(
+                ledger,
+                names,
+                error,
+                out_file,
+                erase=erase_history,
+                json=json,
+                judging=judging,
+            )
             return
         model = run_model_of(ledger.path) or ledger.model_path
         facts = _facts(found, method)
@@ -203,7 +211,7 @@ def _forget(
     """Return the forgetting; in a ledger open for reading, the preview of it."""
     with federation_of(path, method) as federation:
         if not isinstance(ledger, DiskLedger):
-            with err().status("reading the ledger"):
+            with working("reading the ledger"):
                 found = preview(
                     ledger, names, method, erase=erase, federation=federation
                 )
@@ -212,7 +220,7 @@ def _forget(
                 with model_written(out_file, found.model):
                     pass
             return found
-        with ExitStack() as files, err().status("forgetting"):
+        with ExitStack() as files, working("forgetting"):
 
             def accept(before: Model, after: Model) -> None:
                 judge(before, after)
@@ -238,19 +246,34 @@ def _show_done(
     ledger: DiskLedger | LedgerReader,
     names: Sequence[ClientId],
     error: AlreadyForgottenError,
+    out_file: Path | None,
     *,
+    erase: bool,
+    judging: bool,
     json: bool,
 ) -> None:
-    """Say that nothing is left to do, when a command is repeated."""
-    model = run_model_of(ledger.path) or ledger.model_path
-    if json:
-        print_json({"clients": list(names), "already": True, "model": str(model)})
-        return
-    out().print(
-        f"Nothing to do: {error}. Model and certificates are up to date.",
-        markup=False,
-        soft_wrap=True,
-    )
+    """Say that nothing is left to do, when a command is repeated.
+
+    Raises:
+        AlreadyForgottenError: If updates are to be kept that are erased.
+    """
+    known = ledger.clients()
+    held = [name for name in names if known[name].state == "forgotten"]
+    if not erase and len(held) < len(names):
+        raise error
+    if out_file:
+        with model_written(out_file, ledger.final):
+            pass
+    if judging:
+        warn("--validation and --then-check judge a forgetting, and this is none")
+    model = out_file or run_model_of(ledger.path) or ledger.model_path
+    facts = {"clients": list(names), "model": str(model), "would_erase": []}
+    if erase and held:
+        # Only a dry run comes here: otherwise the updates are erased by now.
+        facts["would_erase"] = held
+        who = ", ".join(map(show_name, held))
+        error = AlreadyForgottenError(f"{error}; without --dry-run, {who} is erased")
+    show_already(facts, error, json=json)
 
 
 def _check_took_part(ledger: LedgerReader, names: Sequence[ClientId]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from fastfedul.cli.compare import check_page
-from fastfedul.cli.output import Say, err, out, task_progress, warn
+from fastfedul.cli.output import Say, out, task_progress, warn, working
 
 Found = TypeVar("Found")
 
@@ -24,8 +24,6 @@ def look_into(
     page: Path | None,
     look: Callable[[Say], Found],
     render: Callable[[str, Found], str],
-    *,
-    lines: bool = False,
 ) -> Found:
     """Return the findings about a run, and write their page if one is wanted.
 
@@ -34,15 +32,14 @@ def look_into(
         page: The file of the page; None for no page.
         look: Returns the findings, and says how far it is.
         render: Returns the page from the name of the run and the findings.
-        lines: Whether each task gets a line where there is no terminal.
     """
     check_page(path, page)
-    with task_progress("reading the ledger", lines=lines) as say:
+    with task_progress("reading the ledger") as say:
         found = look(say)
     if page is not None:
         from fastfedul.report.page import write_text
 
-        with err().status("drawing the page"):
+        with working("drawing the page"):
             write_text(page, render(path.name, found))
     return found
 

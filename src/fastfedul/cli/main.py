@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -57,7 +58,32 @@ class Verb(click.Command):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Return a context of the command itself, which a caller then invokes."""
-        return self.load().make_context(*args, **kwargs)
+        command = self.load()
+        _refuse_opposites(command, kwargs.get("args", args[1] if args[1:] else ()))
+        return command.make_context(*args, **kwargs)
+
+
+def _refuse_opposites(command: click.Command, words: Sequence[str]) -> None:
+    """Raise if a flag and its opposite are both given: click lets the last one win.
+
+    Args:
+        command: The command.
+        words: Its arguments.
+    """
+    given = list(words)
+    given = given[: given.index("--")] if "--" in given else given
+    for word in given:
+        if isinstance(command, click.Group):
+            command = command.commands.get(word, command)
+    for option in command.params:
+        found = [
+            next((word for word in words if word in given), None)
+            for words in (option.opts, option.secondary_opts)
+        ]
+        if all(found):
+            raise InvalidInputError(
+                f"{found[0]} and {found[1]} exclude each other; leave one out"
+            )
 
 
 def _verbs() -> list[Verb]:
@@ -169,8 +195,10 @@ def main(
     Every verb has **--help**, and **--json** for scripts: one JSON object on standard
     output. If the verb fails, the object has one key, `error`.
 
-    Exit codes: 0 done; 1 refused, damaged or failed, with one line that says why; 2
-    wrong usage, also a value or a file that cannot be used; 130 interrupted.
+    Exit codes: 0 done, or it was so already; 1 refused, damaged or failed, with one
+    line that says why; 2 wrong usage, also a value or a file that cannot be used; 3
+    done without a finding that counts: `trace --quiet` accuses nobody, or no key that
+    you trust signed what `certificate check` or `receipt check` read; 130 interrupted.
     """
 
 

@@ -6,10 +6,12 @@ import json
 import logging
 import re
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from threading import Event, Lock, Thread
 from typing import Annotated, Any, Literal
 
 import typer
@@ -43,6 +45,11 @@ _as_json = False
 
 _WIDE = 80
 _PADDING, _FRAMED = 2, 3
+
+QUIET_SECONDS = 2.0
+"""How long a task without a terminal runs before its first line."""
+
+_SECOND_LINE, _LONGEST_WAIT = 4.0, 60.0
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, also for an error.")
@@ -138,7 +145,7 @@ def print_table(
     """
     width = out().width
     cells = [[column, *(row[i] for row in rows)] for i, column in enumerate(columns)]
-    words = [_longest_word(own) for own in cells]
+    words = [_unbroken(own) for own in cells]
     broken = sum(words) + _FRAMED * len(words) >= width
     squeezed = sum(max(map(len, c)) + _PADDING for c in cells) > width
     if broken or (width < _WIDE and squeezed):
@@ -147,7 +154,9 @@ def print_table(
     # On a narrow screen frames would cost the width that whole lines need.
     frame = box.HEAVY_HEAD if width >= _WIDE else None
     table = Table(box=frame)
-    widths = _squeezed([max(map(len, c)) for c in cells], words, width)
+    between = _PADDING if frame is None else _FRAMED
+    room = width - between * len(columns) - (frame is not None)
+    widths = _squeezed([max(map(len, c)) for c in cells], words, room)
     for number, column in enumerate(columns):
         table.add_column(
             column,
@@ -162,13 +171,20 @@ def print_table(
     out().print(table)
 
 
-def _squeezed(widths: list[int], words: list[int], width: int) -> list[int]:
-    """Return widths of columns that fit a framed table, no word broken.
+def _unbroken(cells: Sequence[str]) -> int:
+    """Return the least width of a column; a number stays beside its unit."""
+    head, *rest = cells
+    widths = map(len, rest) if _are_numbers(rest) else (_longest_word(rest),)
+    return max(_longest_word([head]), *widths, 0)
+
+
+def _squeezed(widths: list[int], words: list[int], room: int) -> list[int]:
+    """Return widths of columns that fit together into the room, no word broken.
 
     The widest columns give way first. Rich itself cuts the table off instead.
     """
     found = list(widths)
-    while sum(found) + _FRAMED * len(found) >= width:
+    while sum(found) > room:
         spare = [found[i] - words[i] for i in range(len(found))]
         if max(spare) <= 0:
             break
@@ -217,22 +233,32 @@ def print_error(text: str, *, only_json: bool, stopped: bool = False) -> None:
         say(line, level="error", label="" if stopped else "error")
 
 
+def show_already(facts: Mapping[str, Any], why: object, *, json: bool) -> None:
+    """Say that nothing is left to do: what somebody asks for is so already."""
+    if json:
+        print_json({**facts, "already": True})
+    else:
+        out().print(f"Nothing to do: {why}.", markup=False, soft_wrap=True)
+
+
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     say(text, level="warning", label="warning")
 
 
 @contextmanager
-def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
+def task_progress(what: str) -> Iterator[Say]:
     """Show on standard error how far a task is; yield the function to call.
+
+    Without a terminal, a task that takes more than two seconds prints lines.
 
     Args:
         what: Name of the first task.
-        lines: Whether to print a line for each task where there is no terminal.
     """
     console = err()
-    if lines and not console.is_terminal:
-        yield _print_tasks()
+    if not console.is_terminal:
+        with _printing_lines(what) as tell:
+            yield tell
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -241,8 +267,6 @@ def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        # Elsewhere than on a terminal it would leave an empty line.
-        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task(what, total=None)
         yield lambda what, done, total: bar.update(
@@ -250,15 +274,63 @@ def task_progress(what: str, *, lines: bool = False) -> Iterator[Say]:
         )
 
 
-def _print_tasks() -> Say:
-    last: list[str] = []
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on standard error that a task is going on which cannot say how far."""
+    console = err()
+    shown = console.status(what) if console.is_terminal else task_progress(what)
+    with shown:
+        yield
 
-    def show(what: str, _done: int, _total: int) -> None:
-        if last != [what]:
-            last[:] = [what]
-            say(what)
 
-    return show
+@contextmanager
+def _printing_lines(what: str) -> Iterator[Say]:
+    lines = _Lines(what)
+    # A task may take long between two calls, and its reader wants to see that it lives.
+    watch = Thread(target=lines.watch, daemon=True)
+    watch.start()
+    try:
+        yield lines.say
+    finally:
+        lines.over.set()
+        watch.join()
+
+
+class _Lines:
+    """Lines about a task: none at first, then each stage, and ever fewer between."""
+
+    def __init__(self, what: str) -> None:
+        self.over = Event()
+        self._lock, self._begun = Lock(), time.monotonic()
+        self._now, self._last = (what, 0, 0), ""
+
+    def say(self, what: str, done: int, total: int) -> None:
+        """Note how far the task is; print it if a new stage begins."""
+        with self._lock:
+            begins = what != self._now[0]
+            self._now = what, done, total
+            if begins and self._seconds() >= QUIET_SECONDS:
+                self._print()
+
+    def watch(self) -> None:
+        """Print from time to time until the task is over."""
+        wait = QUIET_SECONDS
+        while not self.over.wait(wait):
+            with self._lock:
+                self._print()
+            wait = min(_LONGEST_WAIT, max(2 * wait, _SECOND_LINE))
+
+    def _print(self) -> None:
+        what, done, total = self._now
+        text = f"{what}: {done} of {total}" if done and total else what
+        if text == self._last:
+            text += f", {show_seconds(self._seconds())} so far"
+        else:
+            self._last = text
+        say(text)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begun
 
 
 @contextmanager

@@ -20,17 +20,20 @@ from fastfedul.cli.method_options import (
 from fastfedul.cli.options import RunPath, with_options
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_json,
     print_table,
+    show_already,
     show_name,
     warn,
+    working,
 )
 from fastfedul.cli.stopping import telling_how_to_go_on, this_command
 from fastfedul.errors import (
+    AlreadyForgottenError,
     InvalidInputError,
     NotAcceptedError,
+    RequestClosedError,
     UnlearnRefusedError,
 )
 from fastfedul.forgetting.certificates import FOLDER as CERTIFICATES
@@ -90,7 +93,11 @@ def add(
     method, settings = method_choice(options)
     if settings and method is None:
         method = DEFAULT_METHOD
-    request = add_request(run, client, reason, method=method, settings=settings)
+    try:
+        request = add_request(run, client, reason, method=method, settings=settings)
+    except AlreadyForgottenError as error:
+        show_already({"clients": [client]}, error, json=json)
+        return
     with LedgerReader(run) as ledger:
         warnings = lookalike_warnings([client], ledger.clients())
     if json:
@@ -152,7 +159,15 @@ def cancel(
 
     Example: `fastfedul request cancel my-run 2`
     """
-    request = cancel_request(run, number)
+    try:
+        request = cancel_request(run, number)
+    except RequestClosedError as error:
+        with LedgerReader(run) as ledger:
+            request = ledger.requests()[number - 1]
+        if request.state != "cancelled":
+            raise
+        show_already(facts_of(request), error, json=json)
+        return
     if json:
         print_json(facts_of(request))
     else:
@@ -192,7 +207,7 @@ def apply_waiting(
             )
         ),
         DiskLedger(run) as ledger,
-        err().status("forgetting"),
+        working("forgetting"),
     ):
         judge.open(ledger, run)
         key = find_key()
@@ -337,6 +352,8 @@ def certificate_text(path: Path | str | None, signed: bool) -> str:
 def _outcome(row: dict[str, Any]) -> str:
     if row.get("signed"):
         return certificate_text(row["certificate"], signed=True)
+    if row["state"] == "cancelled":
+        return f"cancelled at {row['decided']}"
     return str(row["answer"] or row["certificate"] or row["decided"] or _asked(row))
 
 

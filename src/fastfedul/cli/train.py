@@ -40,6 +40,7 @@ from fastfedul.cli.stopping import telling_how_to_go_on
 from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.runs.config import CONFIG, RunConfig, read_options
 from fastfedul.runs.options import OptionField, option_fields, plain_type
+from fastfedul.runs.plugins import IN_PROCESS
 
 if TYPE_CHECKING:
     from fastfedul.forgetting.requests import AppliedRequest
@@ -173,6 +174,7 @@ def _train(
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(num_rounds, only_json) as lines,
         ):
+            _tell_start(engine, lines)
             summary = training.resume(
                 run, given, **lines.callbacks, engine=engine, stages=stages
             )
@@ -183,6 +185,7 @@ def _train(
             telling_how_to_go_on(lambda: how_to_resume(run)),
             training_progress(settings.rounds, only_json) as lines,
         ):
+            _tell_start(engine, lines)
             summary = training.train(
                 settings, run, **lines.callbacks, engine=engine, stages=stages
             )
@@ -190,6 +193,12 @@ def _train(
         print_json(_facts(summary))
     else:
         _show(summary)
+
+
+def _tell_start(engine: str, lines: TrainingLines) -> None:
+    """Say what the first round waits for, where it waits long."""
+    if engine != IN_PROCESS:
+        lines.say(f"starting {engine}")
 
 
 def _request_line(done: AppliedRequest) -> str:

@@ -49,13 +49,16 @@ class Aggregation:
             at the same place alone. A method then replays slices of bounded memory.
         choose: Chooses the updates that the function gets, by their distances; None
             if it gets all of them.
-        least: Updates that a round needs.
+        least: Updates that a new round needs, so that the function keeps its promise.
+        computable: Updates without which there is no step, as in a replay of a round
+            without the forgotten clients.
     """
 
     function: AggregateFunction
     coordinatewise: bool = False
     choose: ChooseFunction | None = None
     least: int = 1
+    computable: int = 1
 
     def chosen(self, read: ReadFunction, size: int, shares: Array) -> ChosenUpdates:
         """Return the updates that count in a round.
@@ -157,7 +160,10 @@ def multi_krum(num_malicious: int, num_chosen: int) -> Aggregation:
         num_chosen: How many updates count.
     """
     choose = partial(krum_places, num_malicious=num_malicious, num_chosen=num_chosen)
-    return Aggregation(weighted_mean, coordinatewise=True, choose=choose)
+    # The theorem of Krum asks for 2f + 3 updates. Of more than n - f chosen ones, one
+    # would always be an attacker's. Flower computes a step from fewer all the same.
+    least = max(2 * num_malicious + 3, num_chosen + num_malicious)
+    return Aggregation(weighted_mean, coordinatewise=True, choose=choose, least=least)
 
 
 def bulyan(num_malicious: int) -> Aggregation:
@@ -176,7 +182,9 @@ def bulyan(num_malicious: int) -> Aggregation:
         return mean_around_median(updates, len(updates) - 2 * num_malicious)
 
     least = 4 * num_malicious + 3
-    return Aggregation(aggregate, coordinatewise=True, choose=choose, least=least)
+    return Aggregation(
+        aggregate, coordinatewise=True, choose=choose, least=least, computable=least
+    )
 
 
 NAMES = (
@@ -254,15 +262,20 @@ def named_rule(name: str, custom: Mapping[str, Aggregation]) -> Aggregation | No
     return None if name == MEAN else resolve(name, custom)
 
 
-def require_enough(rule: Aggregation, count: int, index: int) -> None:
-    """Raise if a round has fewer updates than an aggregation needs.
+def require_enough(needed: int, count: int, index: int) -> None:
+    """Raise if a round has fewer updates than its aggregation needs.
+
+    Args:
+        needed: `least` of the aggregation before a round, `computable` after it.
+        count: Number of updates.
+        index: Number of the round.
 
     Raises:
         InvalidInputError: If there are too few.
     """
-    if count < rule.least:
+    if count < needed:
         raise InvalidInputError(
-            f"the aggregation needs {rule.least} updates, and round {index} has "
+            f"the aggregation needs {needed} updates, and round {index} has "
             f"{count}; let more clients take part, or choose another aggregation"
         )
 

@@ -355,7 +355,7 @@ def advance(
         if rule is None:
             aggregate = weighted_sum(vectors, weights)
         else:
-            require_enough(rule, len(vectors), round_.index)
+            require_enough(rule.computable, len(vectors), round_.index)
             size = model.params.layout.size
             aggregate = rule.step(rows_reader(vectors), size, np.array(weights))
     if optimizer is None:

@@ -91,8 +91,9 @@ def add_request(
 
     Raises:
         UnknownClientError: If the ledger has never seen the client.
-        InvalidInputError: If the client is forgotten already, a request for it waits,
-            or a request cannot ask for the method.
+        AlreadyForgottenError: If the client is forgotten.
+        RequestWaitingError: If a request for the client waits.
+        InvalidInputError: If a request cannot ask for the method.
         LedgerDamagedError: If the ledger is an older copy, see `require_newest`.
     """
     path = path_of(path)

@@ -204,8 +204,8 @@ def forget(
         files.follow()
         if audit is not None:
             _require_audit_in_time(opened, names, path_of(audit))
-        if erase and _all_forgotten(opened, names):
-            return _erased(opened, names, files)
+        if erase and (held := _held(opened, names)):
+            return _erased(opened, held, files)
         _require_active(opened, names)
         about = _audited(opened, names, method, audit)
         computed_at = state_of(opened)
@@ -490,10 +490,12 @@ def _committed(
     )
 
 
-def _all_forgotten(ledger: Ledger, names: Sequence[ClientId]) -> bool:
-    """Return whether all these clients are forgotten, with updates in the ledger."""
+def _held(ledger: Ledger, names: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    """Return whose updates a repeated call erases; nobody's if a client is active."""
     known = ledger.clients()
-    return all(known[name].state == "forgotten" for name in names)
+    if any(known[name].state == "active" for name in names):
+        return ()
+    return tuple(name for name in names if known[name].state == "forgotten")
 
 
 def _require_active(ledger: Ledger, names: Sequence[ClientId]) -> None:

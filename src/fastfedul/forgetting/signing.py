@@ -176,7 +176,8 @@ def new_key(path: Path) -> SigningKey:
     """Make a key and write it and its public key; nothing is ever overwritten.
 
     Raises:
-        InvalidInputError: If one of the files is there already, or the path has none.
+        FastFedULError: If one of the files is there already.
+        InvalidInputError: If the path names no file, or it cannot be written.
     """
     if not path.name:
         raise InvalidInputError("the key needs a file; name one, such as signing.pem")
@@ -193,7 +194,7 @@ def new_key(path: Path) -> SigningKey:
     files = {path: (private, 0o600), public_path(path): (key.public.pem, 0o644)}
     for place in files:
         if place.exists():
-            raise InvalidInputError(
+            raise FastFedULError(
                 f"{place} exists already and is not overwritten; choose another place"
             )
     try:

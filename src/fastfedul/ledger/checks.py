@@ -608,7 +608,7 @@ def _expected(
     if settings.aggregation == MEAN:
         return lambda part: weighted_sum([row[part] for row in rows], factors)
     rule = resolve(settings.aggregation, settings.custom)
-    require_enough(rule, len(rows), round_.index)
+    require_enough(rule.computable, len(rows), round_.index)
     shares = np.array([update.share for update in updates])
     if rule.coordinatewise:
         found = rule.chosen(rows_reader(rows), settings.layout.size, shares)

@@ -350,10 +350,10 @@ class DiskLedger(LedgerReader):
         """Copy the index to the object store that has the array files.
 
         Raises:
-            InvalidInputError: If the array files lie in the ledger's own folder.
+            LedgerError: If the array files lie in the ledger's own folder.
         """
         if not isinstance(self.files, ObjectArrays):
-            raise InvalidInputError(
+            raise LedgerError(
                 f"the arrays of {self.path} lie in the folder itself; copy the folder"
             )
         self.files.copy(self.index)

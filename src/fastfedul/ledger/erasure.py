@@ -101,11 +101,12 @@ def replayed_step(ledger: Ledger, index: int, gone: frozenset[ClientId]) -> Flat
     rule = resolve(settings.aggregation, settings.custom)
     shares = np.array([entry.share for entry in rest])
     shares /= shares.sum()
-    if len(rest) < rule.least:
+    if len(rest) < rule.computable:
         raise UnlearnRefusedError(
-            f"{settings.aggregation} needs {rule.least} updates, and round {index} has "
-            f"{len(rest)} without the clients to forget, so the rule cannot say what "
-            "the round would have been; retrain without them under another rule"
+            f"{settings.aggregation} needs {rule.computable} updates, and round "
+            f"{index} has {len(rest)} without the clients to forget, so the rule "
+            "cannot say what the round would have been; retrain without them under "
+            "another rule"
         )
     refs = [VectorRef(index, entry.client) for entry in rest]
     return rule.step(ledger.stack(refs).read, size, shares)

@@ -179,10 +179,9 @@ def find_installed(name: str, settings: Mapping[str, Any] | None = None) -> Meth
     return find_method(name, settings)
 
 
-def has_default(name: str, setting: str) -> bool:
-    """Return whether a setting of a method has a default value other than None."""
-    found = inspect.signature(_maker(name)).parameters.get(setting)
-    return found is not None and found.default not in (None, inspect.Parameter.empty)
+def has_setting(name: str, setting: str) -> bool:
+    """Return whether a method has a setting."""
+    return setting in _parameters(_maker(name))
 
 
 def require_method(found: object) -> Method:

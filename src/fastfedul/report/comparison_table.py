@@ -226,7 +226,8 @@ def compare(
             beside which an `EvaluationSource` lies.
         forget: Clients to forget; by default a run's attackers that are still there.
         methods: Names of methods, or methods with their settings.
-        damping: Damping of skew scalar, for methods that have it; None for 0.07.
+        damping: Damping of skew scalar, for every named method that takes it, as in
+            `forget`; None for the methods' own.
         settings: Settings of methods, by name of the method and of the setting.
         seeds: Seeds whose runs are compared, the run's own among them. Runs that are
             missing are trained beside it, with the same configuration.

@@ -52,7 +52,7 @@ from fastfedul.methods.protocol import (
 from fastfedul.methods.registry import (
     SHOWN_BY_DEFAULT,
     find_method,
-    has_default,
+    has_setting,
     require_method,
 )
 from fastfedul.methods.retrain import Retrain
@@ -149,21 +149,17 @@ def compare(
         folder: The finished run, or a ledger with an `EvaluationSource`.
         forget: Clients to forget; by default a run's attackers that are still there.
         methods: Names of methods, or methods with their settings.
-        damping: Damping of skew scalar, for methods that have it; None for 0.07.
+        damping: Damping of skew scalar, for every named method that takes it, as in
+            `forget`; None for the methods' own.
         settings: Settings of methods, by name of the method and of the setting.
         say: Told how far it is.
     """
     run = run_at(folder)
     prepared = prepare(load_config(run)) if run else None
     names = _names(folder, prepared, forget)
-    chosen = {
-        name: method
-        for name, method in find_methods(
-            methods, prepared, damping, settings or {}
-        ).items()
-        # It is the reference of every comparison, so it has its row already.
-        if not getattr(method, "is_retraining", False)
-    }
+    asked = find_methods(methods, prepared, damping, settings or {})
+    retraining = [n for n, m in asked.items() if getattr(m, "is_retraining", False)]
+    chosen = {n: method for n, method in asked.items() if n not in retraining}
     helped = prepared is not None and any(map(needs_help, chosen.values()))
     with (
         start_workers(prepared) if helped and prepared else nullcontext() as workers,
@@ -219,6 +215,8 @@ def compare(
             )
         if first is not None and len(refused) == len(chosen):
             raise first
+        why = "compared as the row `retrained`" if prepared else "no run to train in"
+        refused |= dict.fromkeys(retraining, why)
         keeping = keeping_of(ledger, exam.attackers)
         about = _about(ledger, prepared)
     return Comparison(
@@ -297,7 +295,9 @@ def _names(
         assert prepared is not None
         attacked = prepared.attack.kind != "none"
         why = "every attacker has gone from" if attacked else "nobody attacks in"
-        raise InvalidInputError(f"{why} this run; name a client to forget")
+        raise InvalidInputError(
+            f"{why} this run; name the clients to forget, as --forget CLIENT"
+        )
     with LedgerReader(folder) as ledger:
         names = checked_names(ledger, wanted)
         known = ledger.clients()
@@ -389,8 +389,8 @@ def find_methods(
     has, as in `forget`. Methods of one name are told apart by settings that differ.
 
     Raises:
-        InvalidInputError: If something is no method, or there are settings for a method
-            that is not compared.
+        InvalidInputError: If something is no method, or there is a setting that no
+            compared method takes.
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise InvalidInputError(
@@ -410,13 +410,15 @@ def find_methods(
         )
     facts = RunFacts(target_label=prepared.attack.target_label if prepared else None)
     made: list[tuple[str | None, Method]] = []
+    taken_damping = damping is None
     for method in methods:
         if not isinstance(method, str):
             made.append((None, method))
             continue
         own = dict(settings.get(method, {}))
-        if damping is not None and has_default(method, "damping"):
+        if damping is not None and has_setting(method, "damping"):
             own.setdefault("damping", damping)
+            taken_damping = True
         name = None if is_own_function(method) else method
         made.append((name, find_method(method, own, facts)))
     found: dict[str, Method] = {}
@@ -426,6 +428,11 @@ def find_methods(
         if name is None:
             name = _free_name(_told_apart(method, others), {*taken, *found})
         found[name] = method
+    if not taken_damping:
+        raise InvalidInputError(
+            "damping is a setting of skew scalar, and no method that is compared by "
+            "its name takes it; leave it out, or add fast-fedul to the methods"
+        )
     return found
 
 

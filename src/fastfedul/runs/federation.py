@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.clients import Federation
-from fastfedul.forgetting.folder import RUN_CONFIG
 from fastfedul.methods.protocol import Method, needs_help
+from fastfedul.runs.evaluation_source import run_at
 from fastfedul.runs.preparation import federation_for, prepare, start_workers
 from fastfedul.runs.training import load_config
 
@@ -28,11 +28,12 @@ def open_federation(path: Path, method: Method) -> Iterator[Federation | None]:
     if not needs_help(method):
         yield None
         return
-    if not (path / RUN_CONFIG).is_file():
+    run = run_at(path)
+    if run is None:
         raise InvalidInputError(
             f"{method.name} needs the help of clients, and {path} is no run whose "
             "clients could be asked; use the default method"
         )
-    prepared = prepare(load_config(path))
+    prepared = prepare(load_config(run))
     with start_workers(prepared) as workers:
         yield federation_for(prepared, workers)

@@ -36,8 +36,8 @@ def find_runs(folder: Path, seeds: Sequence[int]) -> dict[int, Path]:
         seeds: The seeds, in the order wanted.
 
     Raises:
-        InvalidInputError: If the run's own seed is missing, or the place of a run is
-            taken by something else.
+        InvalidInputError: If the run's own seed is missing, a seed is named twice, or
+            the place of a run is taken by something else.
     """
     config = load_config(folder)
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
@@ -47,15 +47,17 @@ def find_runs(folder: Path, seeds: Sequence[int]) -> dict[int, Path]:
         raise InvalidInputError(
             f"a seed is a whole number, 0 or more, not {wrong[0]!r:.40}"
         )
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise InvalidInputError(f"seed {twice[0]} is named twice; name each seed once")
     if config.seed not in seeds:
-        wanted = ",".join(map(str, (config.seed, *dict.fromkeys(seeds))))
+        wanted = ",".join(map(str, (config.seed, *seeds)))
         raise InvalidInputError(
             f"{folder} has seed {config.seed}, which must be among the seeds; choose "
             f"{wanted}"
         )
     found = {
         seed: folder if seed == config.seed else _place(folder, config.seed, seed)
-        for seed in dict.fromkeys(seeds)
+        for seed in seeds
     }
     for seed, place in found.items():
         _check(folder, place, config.with_options(seed=seed))

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfedul.errors import FastFedULError
+from fastfedul.errors import FastFedULError, InvalidInputError
 
 _HEADER = b"SQLite format 3\0"
 _TABLES = {"alembic_version", "node", "objects", "run", "run_objects"}
@@ -24,6 +24,10 @@ _PATIENCE = 1.0
 
 class FlowerDatabaseError(FastFedULError):
     """A SuperLink's database cannot be cleared as it is; nothing was lost."""
+
+
+class NoFlowerDatabaseError(FlowerDatabaseError, InvalidInputError):
+    """The path has no database of a SuperLink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,8 @@ def clear_deleted(path: Path) -> Cleared:
     beyond this.
 
     Raises:
-        FlowerDatabaseError: If it is not a SuperLink's database, is damaged, or is in
-            use by a SuperLink.
+        NoFlowerDatabaseError: If it is not a SuperLink's database.
+        FlowerDatabaseError: If it is damaged, or is in use by a SuperLink.
     """
     _require_flower(path)
     before = _size(path)
@@ -87,7 +91,7 @@ def _require_flower(path: Path) -> None:
         with path.open("rb") as file:
             header = file.read(len(_HEADER))
     except OSError as error:
-        raise FlowerDatabaseError(
+        raise NoFlowerDatabaseError(
             f"cannot read {path}: {error.strerror}; name the file given to "
             "flower-superlink as --database"
         ) from None
@@ -97,7 +101,7 @@ def _require_flower(path: Path) -> None:
             query = "SELECT name FROM sqlite_master WHERE type = 'table'"
             found = {name for (name,) in connection.execute(query)}
     if not found >= _TABLES:
-        raise FlowerDatabaseError(
+        raise NoFlowerDatabaseError(
             f"{path} is not the database of a Flower SuperLink; name the file given "
             "to flower-superlink as --database"
         )

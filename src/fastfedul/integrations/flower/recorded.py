@@ -382,7 +382,7 @@ class Recorded(Strategy):
         rule = named_rule(self._settings.aggregation, {})
         if rule is not None:
             # Sooner than after the training, whose replies cannot be more.
-            require_enough(rule, len(self._sent), number)
+            require_enough(rule.least, len(self._sent), number)
         if self._private is not None:
             self._private.begin()
         self._trained = local_training((m for m, _ in self._sent), self._local)

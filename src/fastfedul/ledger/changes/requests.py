@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import AlreadyForgottenError, InvalidInputError
 from fastfedul.ledger.checks import check_name
 from fastfedul.ledger.protocol import require_known
 from fastfedul.ledger.reader import LedgerReader
@@ -38,7 +38,8 @@ def add_request(
 
     Raises:
         UnknownClientError: If the ledger has never seen the client.
-        InvalidInputError: If it is forgotten already, or a request for it is waiting.
+        AlreadyForgottenError: If it is forgotten.
+        RequestWaitingError: If a request for it is waiting.
     """
     check_reason(reason)
     check_name(client)
@@ -57,7 +58,7 @@ def _active(ledger: LedgerReader, client: ClientId) -> ClientRow:
         require_known(ledger, [client])
         raise AssertionError("a client is known or not")
     if row.state != "active":
-        raise InvalidInputError(
+        raise AlreadyForgottenError(
             f"client {client!r:.80} is {row.state} already; there is nothing more to "
             "ask"
         )

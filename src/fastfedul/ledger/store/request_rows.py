@@ -20,6 +20,7 @@ from fastfedul.errors import (
     LedgerDamagedError,
     LedgerError,
     RequestClosedError,
+    RequestWaitingError,
 )
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.folder import explain
@@ -233,9 +234,9 @@ def ask(
     """
     for request in waiting_requests(index):
         if request.client == client.name:
-            raise InvalidInputError(
+            raise RequestWaitingError(
                 f"request {request.number} for client {client.name!r:.80} is waiting "
-                "already; there is nothing more to ask"
+                f"already; to ask otherwise, cancel request {request.number} first"
             )
     filing = Ask(
         now(),
