@@ -106,9 +106,8 @@ def test_membership_and_change_are_about_the_targets_own_images(
     assert last.membership.num_members == size
 
 
-def test_what_was_held_back_is_told_layer_by_layer(
-    run: Path, found: Comparison
-) -> None:
+def test_what_was_held_back_is_told_layer_by_layer(run: Path) -> None:
+    found = compare(run, methods=["fast-fedul"])
     assert found.reaction is not None
     with LedgerReader(run) as ledger:
         names = [slot.name for slot in ledger.settings.layout.slots]

@@ -30,9 +30,11 @@ def recorded(folder: Path, **options: object) -> Path:
 
 def test_other_seeds_stand_beside_the_run(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", seed=3)
-    found = find_runs(run, [1, 3, 1])
+    found = find_runs(run, [1, 3])
     assert found == {1: tmp_path / "run-seed-1", 3: run}
     assert list(found) == [1, 3]
+    with pytest.raises(InvalidInputError, match="seed 1 is named twice"):
+        find_runs(run, [1, 3, 1])
     other = begun(tmp_path / "run-seed-1", seed=1)
     assert find_runs(other, [1, 2]) == {1: other, 2: tmp_path / "run-seed-2"}
 
