@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from fastfedul.cli.output import (
     JsonFlag,
-    err,
     out,
     print_error,
     print_facts,
