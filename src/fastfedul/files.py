@@ -16,12 +16,24 @@ from typing import BinaryIO
 
 _PIECE = 1 << 20
 
+MOST_BYTES = 64 << 20
+"""Largest size of the files beside a ledger that hold no arrays."""
+
 SPECIAL = frozenset({errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EFBIG})
 """Error numbers by which `read_regular` says that a path has no such file."""
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Return a regular file that is open for reading, without a buffer.
+    """Return a regular file that is open for reading.
+
+    Raises:
+        OSError: See `regular_descriptor`.
+    """
+    return os.fdopen(regular_descriptor(path, follow=follow), "rb")
+
+
+def regular_descriptor(path: Path, *, follow: bool = True) -> int:
+    """Return the descriptor of a regular file that is open for reading.
 
     Opening a FIFO would wait for its other end, and a device may have no end.
 
@@ -37,10 +49,12 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return descriptor
 
 
-def read_regular(path: Path, most_bytes: int, *, follow: bool = True) -> bytes:
+def read_regular(
+    path: Path, most_bytes: int = MOST_BYTES, *, follow: bool = True
+) -> bytes:
     """Return the content of a regular file that has at most some bytes.
 
     Raises:
@@ -53,6 +67,16 @@ def read_regular(path: Path, most_bytes: int, *, follow: bool = True) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
     return bytes(content)
+
+
+def read_regular_text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a small regular file in UTF-8.
+
+    Raises:
+        OSError: See `read_regular`.
+        UnicodeDecodeError: If it is not UTF-8, unless `errors` says otherwise.
+    """
+    return read_regular(path).decode("utf-8", errors)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

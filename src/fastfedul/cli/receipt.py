@@ -19,7 +19,7 @@ from fastfedul.cli.output import (
     warn,
 )
 from fastfedul.errors import InvalidInputError, LedgerError
-from fastfedul.forgetting.certificates import read_text
+from fastfedul.forgetting.certificates import read_envelope
 from fastfedul.forgetting.checking import check_signature
 from fastfedul.forgetting.receipts import (
     Receipt,
@@ -101,7 +101,7 @@ def check(
     Example: `fastfedul receipt check client-3.json --public-key signer.pub`
     """
     try:
-        found = parse_receipt(read_text(receipt))
+        found = parse_receipt(read_envelope(receipt))
         keys = believed_keys(public_key)
         others, erased = _other_rounds(found, ledger)
     except (InvalidInputError, LedgerError) as error:

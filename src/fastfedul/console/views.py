@@ -11,6 +11,7 @@ from typing import Any
 
 from fastfedul.console.heat_map import PAGE_CLIENTS, HeatMap, heat_map
 from fastfedul.errors import InvalidInputError, UnknownClientError
+from fastfedul.files import read_regular_text
 from fastfedul.forgetting.certificates import (
     Certificate,
     certificate_path,
@@ -187,7 +188,7 @@ def _key_of(ledger: Path, name: ClientId) -> str | None:
     own = ledger.absolute()
     file = own.with_name(f"{own.name}.nodes.json")
     try:
-        found = json.loads(file.read_text("utf-8"))["clients"].get(name)
+        found = json.loads(read_regular_text(file))["clients"].get(name)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return found if isinstance(found, str) else None

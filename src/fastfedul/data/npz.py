@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fastfedul.data.dataset import Dataset, Images, Labels, Owners
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.files import open_regular
 from fastfedul.limits import machine_memory
 
 Array = npt.NDArray[Any]
@@ -153,7 +154,7 @@ def read_arrays(
         optional: Keys that the file may have besides.
     """
     try:
-        with path.open("rb") as stored:
+        with open_regular(path) as stored:
             if stored.read(len(_MAGIC)) == _MAGIC:
                 raise _refusal(path, "is a single array; save it with numpy.savez")
             with zipfile.ZipFile(stored) as archive:
@@ -237,7 +238,7 @@ def _unreadable(path: Path, error: Exception) -> InvalidInputError:
         return _refusal(
             path, "holds Python objects, which are never loaded; save plain arrays"
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_archive = file.read(2) == b"PK"
     if is_archive:
         return _refusal(path, "is damaged; fetch or save it again")

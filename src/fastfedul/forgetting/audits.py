@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError
+from fastfedul.files import read_regular
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.protocol import Method, method_settings
 from fastfedul.records import ClientId
@@ -81,9 +82,7 @@ def _plain(settings: dict[str, Any]) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InvalidInputError(f"{path} is no audit: it is too large")
-        return path.read_bytes()
+        return read_regular(path, _LARGEST)
     except OSError as error:
         raise InvalidInputError(
             f"cannot read {path}: {error.strerror or error}; check the path"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError, InvalidInputError
-from fastfedul.files import write_whole
+from fastfedul.files import make_folder, read_regular, write_whole
 from fastfedul.forgetting.envelopes import Envelope, parse_envelope
 from fastfedul.forgetting.signing import SigningKey
 from fastfedul.forgetting.statements import (
@@ -108,7 +108,7 @@ def write_certificates(
             continue
         try:
             text = make_certificate(entry, key).envelope.to_text()
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_whole(path, text)
         except (OSError, InvalidInputError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -127,7 +127,7 @@ def read_certificate(path: Path) -> Certificate:
     Raises:
         InvalidInputError: If the file holds no certificate of this format.
     """
-    text = read_text(path)
+    text = read_envelope(path)
     try:
         envelope = parse_envelope(text)
         return Certificate(envelope, parse_statement(envelope.payload))
@@ -135,16 +135,14 @@ def read_certificate(path: Path) -> Certificate:
         raise InvalidInputError(f"{path} is no certificate: {error}") from None
 
 
-def read_text(path: Path) -> str:
+def read_envelope(path: Path) -> str:
     """Return the text of a certificate or a receipt.
 
     Raises:
         InvalidInputError: If it cannot be read, is too large or is not text.
     """
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InvalidInputError(f"{path} is no certificate: it is too large")
-        return path.read_text("utf-8")
+        return read_regular(path, LARGEST_FILE).decode()
     except OSError as error:
         raise InvalidInputError(
             f"cannot read {path}: {error.strerror or error}; check the path"

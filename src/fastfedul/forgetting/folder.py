@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from fastfedul.errors import FastFedULError, InvalidInputError, LedgerDamagedError
-from fastfedul.files import sync_folder
+from fastfedul.files import read_regular, sync_folder
 from fastfedul.forgetting.certificates import (
     certificates_folder,
     read_certificate,
@@ -159,7 +159,7 @@ def _remove_retrained(ledger: LedgerReader) -> None:
     gone = {n for n, client in ledger.clients().items() if client.state != "active"}
     for facts in run.glob(f"{RETRAINED_MODELS}*.json"):
         try:
-            without = set(json.loads(facts.read_bytes())["without"])
+            without = set(json.loads(read_regular(facts))["without"])
         except (OSError, ValueError, LookupError, TypeError):
             without = set()
         if gone <= without:

@@ -28,6 +28,7 @@ from fastfedul.errors import (
     MissingPackageError,
     require_extra,
 )
+from fastfedul.files import open_regular
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer, SSlibKey
@@ -346,9 +347,13 @@ def _ask_pin(_name: str) -> str:
     return getpass.getpass("PIN of the token: ")
 
 
+_MOST_BYTES = 1 << 20
+"""More than any key in PEM has."""
+
+
 def _read(path: Path, advice: str, *, private: bool = False) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if private and mode & 0o077:
                 raise InvalidInputError(
@@ -356,7 +361,7 @@ def _read(path: Path, advice: str, *, private: bool = False) -> bytes:
                     f"{mode:04o}; run chmod 600 {shlex.quote(str(path))}, and make "
                     "another key if somebody may have copied it"
                 )
-            return file.read()
+            return file.read(_MOST_BYTES)
     except OSError as error:
         raise InvalidInputError(
             f"cannot read the key {path}: {error.strerror or error}; {advice}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfedul.errors import FastFedULError, InvalidInputError
+from fastfedul.files import read_regular
 from fastfedul.forgetting.signing import create_file, sign_extra
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _read_roots(path: Path) -> tuple[Root, ...]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise InvalidInputError(
             f"cannot read {path}: {error.strerror or error}"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
-from fastfedul.files import write_whole
+from fastfedul.files import read_regular, write_whole
 from fastfedul.forgetting.folder import require_newest, run_model_problem
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.reader import LedgerReader
@@ -66,7 +66,7 @@ def verify_with_files(path: Path, progress: Progress | None = None) -> Verificat
 def last_verification(ledger: Path) -> VerificationNote | None:
     """Return the note of the last verification; None if there is none to read."""
     try:
-        found = json.loads(_note_of(ledger).read_bytes())
+        found = json.loads(read_regular(_note_of(ledger)))
         return VerificationNote(**{**found, "problems": tuple(found["problems"])})
     except (OSError, ValueError, LookupError, TypeError):
         return None

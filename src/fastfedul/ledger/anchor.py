@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
-from fastfedul.files import open_private, sync_folder
+from fastfedul.files import open_private, read_regular, sync_folder
 from fastfedul.ledger.store.request_rows import digest_of_event
 from fastfedul.ledger.store.schema import EventRow, HeadRow, RoundRow
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ANCHOR_VARIABLE = "FASTFEDUL_ANCHOR"
 """Names a file, or a program if the file is executable."""
 
+_MOST_BYTES = 1 << 30
 _SECONDS = 60
 """A program that takes longer has failed."""
 
@@ -192,7 +193,7 @@ class Anchor:
             lines = self._run(["last", ledger_id], "").splitlines()
         else:
             try:
-                lines = self.path.read_text("utf-8").splitlines()
+                lines = read_regular(self.path, _MOST_BYTES).decode().splitlines()
             except FileNotFoundError:
                 return None
             except (OSError, ValueError) as error:

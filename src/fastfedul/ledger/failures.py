@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastfedul.errors import LedgerError
+from fastfedul.files import open_regular
 from fastfedul.records import ClientId
 
 TASKS = ("train", "evaluate")
@@ -68,7 +69,7 @@ def read_failures(ledger: Path) -> tuple[FailureEntry, ...]:
     The 16 MiB at the end of the file are read.
     """
     try:
-        with failures_of(ledger.absolute()).open("rb") as file:
+        with open_regular(failures_of(ledger.absolute())) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _LARGEST))
             text = file.read(_LARGEST).decode("utf-8", errors="replace")
@@ -98,7 +99,7 @@ class FailureCounter:
     def count(self) -> Counter[tuple[str, str]]:
         """Return the number of failures by task and outcome."""
         try:
-            with self._file.open("rb") as file:
+            with open_regular(self._file) as file:
                 if file.seek(0, 2) < self._read:
                     # Somebody began a new file.
                     self._read, self._counts = 0, Counter()

@@ -22,6 +22,7 @@ import numpy as np
 
 from fastfedul import strict_json
 from fastfedul.errors import InvalidInputError, LedgerError
+from fastfedul.files import read_regular_text
 from fastfedul.ledger.disk import DiskLedger
 from fastfedul.ledger.store.array_files import why
 from fastfedul.ledger.store.folder import new_folder
@@ -162,7 +163,7 @@ def _read_sizes(path: Path, num_rounds: int) -> list[Sizes | None]:
     if not os.path.lexists(path):
         return [None] * num_rounds
     try:
-        table = strict_json.parse(path.read_text("utf-8"))
+        table = strict_json.parse(read_regular_text(path))
         sizes = {
             index: {name: float(size) for name, size in row.items()}
             for index, row in table.items()

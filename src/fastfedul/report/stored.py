@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.files import write_whole
+from fastfedul.files import read_regular, write_whole
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.folder import find_ledger
 from fastfedul.runs.evaluation_source import run_at
@@ -44,7 +44,7 @@ def write_comparison(path: Path, found: Mapping[str, Any]) -> None:
 def read_comparison(path: Path) -> dict[str, Any] | None:
     """Return the newest comparison; None if there is none to read."""
     try:
-        found = json.loads(place_of(path, COMPARISON).read_bytes())
+        found = json.loads(read_regular(place_of(path, COMPARISON)))
     except (OSError, ValueError):
         return None
     usable = isinstance(found, dict) and isinstance(found.get("rows"), list)

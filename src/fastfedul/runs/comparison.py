@@ -28,7 +28,7 @@ from fastfedul.evaluate.comparison import (
 from fastfedul.federation.local import USERS_OWN, one_line
 from fastfedul.federation.own_functions import is_own_function
 from fastfedul.federation.workers.pool import Workers
-from fastfedul.files import write_whole
+from fastfedul.files import read_regular_text, write_whole
 from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.forgetting.service import checked_names
 from fastfedul.ledger.keeping import Keep
@@ -533,7 +533,7 @@ def retrained_model(
         buffers = frozenset(ledger.initial.buffers)
         # A damaged file is computed again.
         with suppress(FastFedULError, OSError, ValueError, KeyError, TypeError):
-            stored = json.loads(facts.read_text("utf-8"))
+            stored = json.loads(read_regular_text(facts))
             model = read_model(path, layout=ledger.settings.layout, buffers=buffers)
             return model, float(stored["seconds"]), int(stored["client_calls"])
     method = Retrain(progress=lambda index: say("retraining", index + 1, config.rounds))

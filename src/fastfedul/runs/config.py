@@ -25,7 +25,7 @@ from fastfedul.federation.rounds import Schedule, Weighting
 from fastfedul.federation.server_optimizers import DEFAULTS as OPTIMIZERS
 from fastfedul.federation.server_optimizers import ServerOptimizer
 from fastfedul.federation.trainer import AUTO, LocalTraining
-from fastfedul.files import write_whole
+from fastfedul.files import read_regular_text, write_whole
 from fastfedul.forgetting.folder import RUN_CONFIG as CONFIG
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.settings import check_federation
@@ -580,7 +580,7 @@ class RunConfig(Options):
             InvalidInputError: If the file cannot be read, was cut, or is wrong.
         """
         options = read_options(path)
-        if not path.read_text("utf-8").endswith(f"{_END}\n"):
+        if not read_regular_text(path).endswith(f"{_END}\n"):
             raise InvalidInputError(
                 f"{path} is damaged: its end is missing; restore it from a backup"
             )
@@ -597,7 +597,7 @@ def read_options(path: Path) -> dict[str, Any]:
         InvalidInputError: If the file cannot be read or has an unknown key.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(read_regular_text(path))
     except OSError as error:
         raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.files import write_whole
+from fastfedul.files import make_folder, read_regular_text, write_whole
 from fastfedul.ledger.store.folder import find_ledger
 from fastfedul.limits import require_type
 from fastfedul.runs.config import CONFIG
@@ -71,7 +71,7 @@ def source_of(path: Path) -> EvaluationSource:
     ledger = find_ledger(path).absolute()
     file = federation_file(ledger)
     try:
-        found = tomllib.loads(file.read_text("utf-8"))
+        found = tomllib.loads(read_regular_text(file))
     except FileNotFoundError:
         raise InvalidInputError(
             f"{path} is a ledger without a run, so its network and test examples are "
@@ -106,7 +106,7 @@ def write_source(ledger: Path, source: EvaluationSource) -> None:
     """
     file = federation_file(ledger)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         write_whole(file, tomli_w.dumps(asdict(source)))
     except OSError as error:
         raise InvalidInputError(

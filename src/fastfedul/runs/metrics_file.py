@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fastfedul.files import write_whole
+from fastfedul.errors import InvalidInputError
+from fastfedul.files import read_regular_text, write_whole
 from fastfedul.ledger.store.folder import find_ledger
 from fastfedul.runs.evaluation_source import run_at
 
@@ -59,7 +60,13 @@ def read(path: Path) -> dict[int, RoundMetrics]:
     found: dict[int, RoundMetrics] = {}
     if not path.exists():
         return found
-    for line in path.read_text("utf-8", errors="replace").splitlines():
+    try:
+        text = read_regular_text(path, errors="replace")
+    except OSError as error:
+        raise InvalidInputError(
+            f"cannot read {path}: {error.strerror}; it has one line for each round"
+        ) from None
+    for line in text.splitlines():
         try:
             metrics = RoundMetrics(**json.loads(line))
         except (ValueError, TypeError):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fastfedul.errors import InvalidInputError
+from fastfedul.files import read_regular_text
 from fastfedul.forgetting.certificates import (
     certificate_path,
     certificates_folder,
@@ -201,7 +202,7 @@ def writer_of(ledger: Path) -> int | None:
         inode = lock.stat().st_ino
         held = Path("/proc/locks").read_text()
         if any(f":{inode} " in line for line in held.splitlines() if "FLOCK" in line):
-            return int(lock.read_text())
+            return int(read_regular_text(lock))
     except (OSError, ValueError):
         pass
     return None

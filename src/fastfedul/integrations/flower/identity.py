@@ -26,7 +26,7 @@ from fastfedul.data.partition import client_name
 from fastfedul.errors import InvalidInputError
 from fastfedul.federation.local import one_line
 from fastfedul.federation.replies import UnusableReplyError, one_line_reason
-from fastfedul.files import write_whole
+from fastfedul.files import read_regular_text, write_whole
 from fastfedul.integrations.flower.client import ACTION, NAME, PARTITION, WHO
 from fastfedul.integrations.flower.errors import IdentityError
 from fastfedul.integrations.flower.replies import content_of, receive
@@ -218,7 +218,7 @@ def _read(path: Path) -> dict[ClientId, str | None]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))["clients"]
+        found = json.loads(read_regular_text(path))["clients"]
         return {str(name): key and str(key) for name, key in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IdentityError(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from fastfedul.errors import FastFedULError
-from fastfedul.files import placed, write_whole
+from fastfedul.files import placed, read_regular, write_whole
 from fastfedul.investigate.audit.whole import Whole
 from fastfedul.ledger.store.schema import digest_of
 
@@ -27,6 +27,7 @@ LEAVER, OTHERS, TEST = "leaver", "others", "test"
 Margins = Mapping[str, npt.NDArray[np.float32]]
 """Margins of one model by group of examples."""
 
+_MOST_BYTES = 1 << 32
 _WHOLE = TypeAdapter(Whole)
 
 
@@ -45,7 +46,9 @@ class Kept:
     def margins(self, number: int, kind: str) -> Margins | None:
         """Return the margins of a model of a shadow federation, if they are there."""
         try:
-            found = safetensors.load(self._shadow(number, kind).read_bytes())
+            found = safetensors.load(
+                read_regular(self._shadow(number, kind), _MOST_BYTES)
+            )
         except (OSError, SafetensorError, ValueError, KeyError):
             return None
         sizes = {name: own.shape for name, own in found.items()}
@@ -60,7 +63,7 @@ class Kept:
     def whole(self, kind: str) -> Whole | None:
         """Return what a model of the whole federation does, if it is there."""
         try:
-            return _WHOLE.validate_json(self._whole(kind).read_bytes())
+            return _WHOLE.validate_json(read_regular(self._whole(kind), _MOST_BYTES))
         except (OSError, ValidationError, FastFedULError):
             return None
 

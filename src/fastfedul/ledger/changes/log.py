@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from blake3 import blake3
 
 from fastfedul.errors import LedgerDamagedError
+from fastfedul.files import open_regular
 from fastfedul.ledger.protocol import now
 from fastfedul.ledger.store.arrays import digest_in
 from fastfedul.ledger.store.request_rows import digest_of_event
@@ -72,7 +73,7 @@ def last_event(change: Transaction) -> EventRow | None:
 def _sha256(change: Transaction, head: HeadRow) -> str:
     """Return the SHA-256 of a model's file, whose BLAKE3 digest must be as recorded."""
     recorded, sha256 = blake3(), hashlib.sha256()
-    with change.files.path(head.file).open("rb", buffering=0) as file:
+    with open_regular(change.files.path(head.file)) as file:
         while chunk := file.read(1 << 22):
             recorded.update(chunk)
             sha256.update(chunk)

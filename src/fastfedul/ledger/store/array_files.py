@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
-from fastfedul.files import sync_folder
+from fastfedul.files import regular_descriptor, sync_folder
 from fastfedul.params import Array
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class ArrayFiles:
         """Return an array file, open for reading; `place` names it in an error."""
         path = self.path(number)
         try:
-            return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return LocalFile(regular_descriptor(path))
         except FileNotFoundError:
             raise LedgerDamagedError(
                 f"{place}: the file {path.name} is missing"

@@ -25,6 +25,7 @@ from blake3 import blake3
 from xxhash import xxh3_64, xxh3_64_digest
 
 from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.files import open_regular
 from fastfedul.ledger.store import codec
 from fastfedul.ledger.store.array_files import ArrayFile, ArrayFiles, file_name
 from fastfedul.ledger.store.schema import FileRow
@@ -430,7 +431,7 @@ def whole_digest(file: ArrayFile, place: object) -> bytes:
 def file_digest(path: Path) -> bytes:
     """Return the BLAKE3 digest of a file."""
     hasher = blake3()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while chunk := file.read(1 << 22):
             hasher.update(chunk)
     return hasher.digest()

@@ -28,6 +28,7 @@ from fastfedul.ledger.store.index_image import (
     read_image,
     uri_of,
 )
+from fastfedul.ledger.store.journal import require_regular
 from fastfedul.ledger.store.schema import (
     COUNTED,
     NAMES_AGAIN,
@@ -92,6 +93,7 @@ class Index:
             self._image = look_into(path) or read_image(path)
             self._connection = self._image.connection
             return
+        require_regular(path)
         try:
             if create:
                 # SQLite would let everybody read it, and its journal like it.

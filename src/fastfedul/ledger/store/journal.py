@@ -7,11 +7,14 @@ index, and it removes the journal at the end of the commit.
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfedul.errors import LedgerError
+from fastfedul.errors import LedgerDamagedError, LedgerError
+from fastfedul.files import MOST_BYTES, open_regular, read_regular
 
 _MAGIC = bytes.fromhex("d9d505f920a163d7")
 _HEADER = struct.Struct(">8sIIIII")
@@ -32,14 +35,26 @@ class Journal:
     header: bytes
 
     def undo(self, content: bytes) -> bytes | None:
-        """Return an index as it was before the commit; None if that is over by now."""
+        """Return an index as it was before the commit; None if that is over by now.
+
+        Raises:
+            LedgerError: If the journal cannot be read, or tells of too many pages.
+        """
         try:
-            saved = self.path.read_bytes()
+            # Each page is saved once, and the index may have been longer before.
+            saved = read_regular(self.path, 2 * len(content) + MOST_BYTES)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise LedgerError(f"cannot read {self.path}: {error.strerror}") from None
         if saved[: _HEADER.size] != self.header:
             return None
         _, _, _, num_pages, sector, page_bytes = _HEADER.unpack(self.header)
+        if num_pages * page_bytes > len(content) + len(saved):
+            raise LedgerDamagedError(
+                f"{self.path} is damaged: it tells of {num_pages} pages, and with the "
+                "index it has fewer; restore the ledger from a backup"
+            )
         undone = bytearray(content[: num_pages * page_bytes])
         undone += bytes(num_pages * page_bytes - len(undone))
         place = 0
@@ -63,6 +78,14 @@ class Journal:
         return bytes(undone)
 
 
+def require_regular(index: Path) -> None:
+    """Raise if SQLite would wait for a file beside an index that is no regular file."""
+    for suffix in ("journal", "wal", "shm"):
+        path = index.with_name(f"{index.name}-{suffix}")
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise LedgerError(f"{path} is no regular file; remove it")
+
+
 def read_journal(index: Path) -> Journal | None:
     """Return the journal of a commit that writes to an index; None for none.
 
@@ -71,12 +94,12 @@ def read_journal(index: Path) -> Journal | None:
     """
     path = index.with_name(f"{index.name}-journal")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(_HEADER.size)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LedgerError(f"cannot read {index}: {error.strerror}") from None
+        raise LedgerError(f"cannot read {path}: {error.strerror}") from None
     if len(header) < _HEADER.size:
         return None
     magic, count, _, _, sector, page_bytes = _HEADER.unpack(header)

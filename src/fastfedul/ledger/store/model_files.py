@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from fastfedul.errors import InvalidInputError, LedgerError
-from fastfedul.files import placed
+from fastfedul.files import open_regular, placed
 from fastfedul.ledger.store.array_files import why
 from fastfedul.ledger.store.arrays import header_entry, padded_header
 from fastfedul.ledger.store.model_arrays import DTYPE_NAMES
@@ -42,7 +42,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 def _read_npz(path: Path) -> dict[str, Array]:
     # NumPy forgets to close the file of a damaged archive if it opens it itself.
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastfedul.errors import LedgerDamagedError, LedgerError, LedgerLockedError
+from fastfedul.files import regular_descriptor
 from fastfedul.ledger.store.array_files import (
     ArrayFile,
     ArrayFiles,
@@ -191,7 +192,7 @@ class ObjectArrays(ArrayFiles):
         """Return an array file: the local one if there is one, else the object."""
         try:
             path = self.path(number)
-            return LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return LocalFile(regular_descriptor(path))
         except OSError:
             return ObjectFile(self.store, number, place)
 
