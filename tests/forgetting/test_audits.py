@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastfedul.errors import InvalidInputError
-from fastfedul.forgetting.audits import AUDIT_KIND, audit_digests
+from fastfedul.forgetting.audits import AUDIT_KIND, audit_digests, content_digest
 from fastfedul.forgetting.certificates import read_certificate
 from fastfedul.forgetting.checking import audit
 from fastfedul.forgetting.service import forget
@@ -34,13 +34,25 @@ def ledger(tmp_path: Path) -> DiskLedger:
 def audit_of(
     ledger: DiskLedger, changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the part of an audit that a forgetting looks at."""
-    settings = json.loads(json.dumps(method_settings(FastFedUL())))
-    return {
+    """Return a small audit with the digest of its content."""
+    found = {
         **{"kind": AUDIT_KIND, "client": "ann", "ledger": ledger.ledger_id},
-        **{"chain": ledger.chain.hex()},
-        "rows": [{"settings": settings, "whole": {}}],
+        **{"chain": ledger.chain.hex(), "gone_before": [], "rounds": 3},
+        **{"shadows": 8, "shadows_wanted": 8, "examples": {"members": 10}},
+        **{"by_backdoor": False, "rows": [row_of()], "noise": {"main": 0.01}},
+        **{"may_conclude": ["a"], "may_not_conclude": ["b"], "notes": []},
         **(changes or {}),
+    }
+    return {**found, "digest": content_digest(found)}
+
+
+def row_of(settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the row of a method."""
+    usual = json.loads(json.dumps(method_settings(FastFedUL())))
+    return {
+        **{"name": "fast-fedul", "settings": usual if settings is None else settings},
+        **{"refused": None, "whole": {}, "gaps": {"main": 0.1}},
+        **{"differences": {"main": "some"}, "attack": None, "klom": None},
     }
 
 
@@ -88,8 +100,12 @@ def test_a_certificate_without_an_audit_names_none(
         ({"client": "bob"}, "of client 'bob'"),
         ({"ledger": "0" * 32}, "of another ledger"),
         ({"chain": "0" * 64}, "of an earlier state"),
-        ({"rows": [{"settings": {}, "whole": {}}]}, "of other methods"),
+        ({"rows": [row_of({})]}, "of other methods"),
         ({"rows": 3}, "is no audit"),
+        ({"rows": [{"settings": {}, "whole": {}}]}, "is no audit"),
+        ({"shadows": "8"}, "is no audit"),
+        ({"may_conclude": "all is well"}, "is no audit"),
+        ({"more": 1}, "is no audit"),
     ],
 )
 def test_an_audit_of_something_else_is_refused_and_nothing_changes(
@@ -101,6 +117,29 @@ def test_an_audit_of_something_else_is_refused_and_nothing_changes(
     with pytest.raises(InvalidInputError, match=said):
         forget(ledger, ["ann"], audit=file, key=None)
     assert (ledger.chain, ledger.log()) == (before, ())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shadows": 99},
+        {"examples": {"members": 11}},
+        {"noise": {"main": 9.0}},
+        {"rounds": 4},
+        {"by_backdoor": True},
+        {"may_conclude": []},
+        {"may_not_conclude": []},
+        {"rows": [{**row_of(), "gaps": None}]},
+    ],
+)
+def test_an_altered_audit_is_refused(
+    ledger: DiskLedger, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    file = tmp_path / "audit.json"
+    file.write_text(json.dumps({**audit_of(ledger), **changed}))
+    with pytest.raises(InvalidInputError, match="somebody changed"):
+        forget(ledger, ["ann"], audit=file, key=None)
+    assert ledger.log() == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"kind": NaN}'])

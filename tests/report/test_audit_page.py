@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from fastfedul import strict_json
 from fastfedul.evaluate.intervals import Proportion
 from fastfedul.evaluate.lira import Attacked, Measured
+from fastfedul.forgetting.audits import AuditFile, content_digest
 from fastfedul.investigate.audit.findings import Audit, Row
 from fastfedul.investigate.audit.whole import Course, Whole
 from fastfedul.report.audit_page import render_audit
@@ -61,4 +65,6 @@ def test_the_page_escapes_names_and_shows_what_is_there(
     assert ("Can single examples be told?" in page) == bool(shadows)
     assert ("Attack success" in page) == attacked
     assert page.count("<svg") == 2
-    assert audit.to_json()["kind"] == "fastfedul audit v1"
+    told = strict_json.parse(json.dumps(audit.to_json()))
+    assert told["kind"] == "fastfedul audit v1"
+    assert AuditFile.model_validate(told).digest == content_digest(told)

@@ -16,7 +16,7 @@ from fastfedul.evaluate.lira import (
     Attacked,
     Measured,
 )
-from fastfedul.forgetting.audits import AUDIT_KIND
+from fastfedul.forgetting.audits import AUDIT_KIND, content_digest
 from fastfedul.investigate.audit.whole import Whole
 from fastfedul.records import ClientId
 from fastfedul.strict_json import finite_values
@@ -105,7 +105,8 @@ class Audit:
         """Return the audit as JSON values; `forget --audit` takes such a file."""
         found = TypeAdapter(Audit).dump_python(self, mode="json")
         values: dict[str, Any] = finite_values(found)
-        return {"kind": values.pop("kind"), **values}
+        values = {"kind": values.pop("kind"), **values}
+        return {**values, "digest": content_digest(values)}
 
     def __repr__(self) -> str:
         title = f"Audit of {self.client!r:.80}: {self.shadows} shadow federations"
