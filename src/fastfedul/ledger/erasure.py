@@ -1,16 +1,20 @@
 """Rounds as the server would have averaged them without some of their clients.
 
-Without the forgotten set R a weighted mean would have been
+If every other update that entered a round is kept, they alone give its step: an erasure
+adds them up as an append of the round without the clients would, to the last bit.
+
+Otherwise a weighted mean without the forgotten set R would have been
 (G - sum of a/p U over R) / (1 - sum of a over R), with G the step, U the updates, a
-their shares and p their keep probabilities. If an update of R was kept by chance or not
-at all, this formula leaves a part of it in the step. An erasure then takes the weighted
-mean of the others' kept updates instead.
+their shares and p their keep probabilities. The result is rounded to a coarse grid:
+G itself is a rounded number, so that the last digits would tell of U.
+If an update of R was kept by chance or not at all, this formula leaves a part of it in
+the step. An erasure then takes the weighted mean of the others' kept updates instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +22,9 @@ import numpy as np
 
 from fastfedul.errors import InvalidInputError, UnlearnRefusedError
 from fastfedul.federation.aggregation import MEAN, resolve
-from fastfedul.params import Flat, dot, norm
+from fastfedul.ledger.rounding import column_blocks, grid_bits, without_residue
+from fastfedul.ledger.store.streaming import run_blocks
+from fastfedul.params import Array, Flat, dot, norm, weighted_sum
 from fastfedul.records import ClientId, RoundEntry, UpdateEntry, VectorRef
 
 if TYPE_CHECKING:
@@ -27,6 +33,12 @@ if TYPE_CHECKING:
 
 Terms = tuple[list[VectorRef], list[float]]
 """Vectors and their factors."""
+
+Read = Callable[[slice, slice], Array]
+"""Returns some vectors, one below the other, and of these some columns."""
+
+_VECTORS_AT_ONCE = 16
+"""Updates of a round that are in memory together; of a large model a block of each."""
 
 _BYTES_AT_ONCE = 1 << 24
 """Steps of small models are computed for many rounds at a time, up to this."""
@@ -55,7 +67,10 @@ def without(
         return 0.0, (0.0,) * len(gone)
     left = 1 - sum(update.share for update in gone)
     _check_left(left, round_.index)
-    return 1 / left, tuple(-update.weight / left for update in gone)
+    # Means are made with weights in float32. Other weights would leave a part of each
+    # update in the step.
+    weights = (float(np.float32(update.weight)) for update in gone)
+    return 1 / left, tuple(-weight / left for weight in weights)
 
 
 def leave_whole(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> bool:
@@ -134,12 +149,17 @@ def check_erasable(ledger: Ledger, clients: Sequence[ClientId]) -> int:
 
 
 def rewritten_rounds(
-    ledger: Ledger, clients: Sequence[ClientId]
+    ledger: Ledger, clients: Sequence[ClientId], moved: Flat | None = None
 ) -> Iterator[RewrittenRound]:
     """Yield, in order, every round that changes when these clients are erased.
 
     A round whose neighbour changed is among them, because its inner product with the
     step before it changes too. At most three vectors of a large model are in memory.
+
+    Args:
+        ledger: A ledger of rounds.
+        clients: The clients.
+        moved: New steps minus old steps are added to this vector; None for nowhere.
     """
     names = sorted(set(clients))
     gone = _by_round([u for client in names for u in ledger.updates_of(client)])
@@ -147,7 +167,7 @@ def rewritten_rounds(
     near = {index + offset for index in gone for offset in (-1, 0, 1)}
     wanted = [round_ for round_ in rounds if round_.index in near]
     before: tuple[int, Flat] | None = None
-    for round_, step in _steps_without(ledger, wanted, gone):
+    for round_, step in _steps_without(ledger, wanted, gone, moved):
         index = round_.index
         changed = index in gone
         known = before is not None and before[0] == index - 1
@@ -166,14 +186,20 @@ def _steps_without(
     ledger: Ledger,
     rounds: Sequence[RoundEntry],
     gone: Mapping[int, Sequence[UpdateEntry]],
+    moved: Flat | None,
 ) -> Iterator[tuple[RoundEntry, Flat]]:
     """Yield rounds with their steps, without the clients that are gone from them."""
     if ledger.settings.aggregation != MEAN:
         for round_ in rounds:
             names = frozenset(update.client for update in gone.get(round_.index, ()))
-            index = round_.index
-            step = replayed_step(ledger, index, names) if names else None
-            yield round_, _stored(ledger, index) if step is None else step
+            step = _stored(ledger, round_.index)
+            if names:
+                if moved is not None:
+                    moved -= step
+                step = replayed_step(ledger, round_.index, names)
+                if moved is not None:
+                    moved += step
+            yield round_, step
         return
     size = ledger.settings.layout.size
     most = max(1, _BYTES_AT_ONCE // (4 * max(1, size)))
@@ -183,28 +209,88 @@ def _steps_without(
         terms = step_terms(ledger, round_, gone.get(round_.index, ()))
         num_vectors += len(terms[0])
         if some and num_vectors > most:
-            yield from _summed(ledger, some)
+            yield from _summed(ledger, some, moved)
             some, num_vectors = [], len(terms[0])
         some.append((round_, terms))
     if some:
-        yield from _summed(ledger, some)
+        yield from _summed(ledger, some, moved)
 
 
 def _summed(
-    ledger: Ledger, some: Sequence[tuple[RoundEntry, Terms]]
+    ledger: Ledger, some: Sequence[tuple[RoundEntry, Terms]], moved: Flat | None
 ) -> Iterator[tuple[RoundEntry, Flat]]:
     """Yield rounds with the sums of their terms, read together if there are several."""
-    if len(some) == 1:
-        [(round_, (refs, weights))] = some
-        yield round_, ledger.combine(refs, [weights]).sums[0]
-        return
+    settings = ledger.settings
+    size, bits = settings.layout.size, grid_bits(settings)
     refs = [ref for _, (own, _) in some for ref in own]
-    rows = ledger.stack(refs).read(0, ledger.settings.layout.size)
+    stack = ledger.stack(refs)
+    rows = stack.read(0, size) if len(some) > 1 else None
+
+    def read(vectors: slice, columns: slice) -> Array:
+        if rows is None:
+            return stack[vectors].read(columns.start, columns.stop)
+        return rows[vectors, columns]
+
     start = 0
-    for round_, (own, weights) in some:
-        own_rows = rows[start : start + len(own)]
+    for round_, (own, factors) in some:
+        step = np.empty(size, np.float32)
+        _fill(step, moved, factors, read, start, bits)
         start += len(own)
-        yield round_, np.asarray(weights, np.float32) @ own_rows
+        yield round_, step
+
+
+def _fill(
+    step: Flat,
+    moved: Flat | None,
+    factors: Sequence[float],
+    read: Read,
+    first: int,
+    bits: int,
+) -> None:
+    """Make a step block by block, and add to `moved` by how much it is another one.
+
+    Args:
+        step: Gets the values.
+        moved: As in `rewritten_rounds`.
+        factors: Factors of the old step and of updates, as `step_terms` gives them.
+        read: Reads these vectors.
+        first: Place of the old step among the vectors that `read` knows.
+        bits: Bits of the grid, where the old step is a term.
+    """
+    blocks = list(column_blocks(step.size))
+
+    def work(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            columns = blocks[number]
+            if factors[0]:
+                old = read(slice(first, first + len(factors)), columns)
+                changes = len(factors) > 1 or factors[0] != 1
+                new = without_residue(list(old), factors, bits) if changes else old[0]
+            else:
+                new = _added_up(factors, read, first, columns)
+            step[columns] = new
+            if moved is not None:
+                moved[columns] += new - read(slice(first, first + 1), columns)[0]
+
+    run_blocks(work, len(blocks))
+
+
+def _added_up(
+    factors: Sequence[float], read: Read, first: int, columns: slice
+) -> Array:
+    """Return a weighted sum of updates with the very bits that an append gives it."""
+    total: Array | None = None
+    for start in range(1, len(factors), _VECTORS_AT_ONCE):
+        stop = min(len(factors), start + _VECTORS_AT_ONCE)
+        rows = read(slice(first + start, first + stop), columns)
+        own = factors[start:stop]
+        if total is None:
+            total = weighted_sum(list(rows), own)
+        else:
+            total = weighted_sum([total, *rows], [1.0, *own])
+    if total is None:
+        return np.zeros(columns.stop - columns.start, np.float32)
+    return total
 
 
 def _stored(ledger: Ledger, index: int) -> Flat:
@@ -217,19 +303,29 @@ def step_terms(
 ) -> Terms:
     """Return vectors and factors that give a round's step without some clients.
 
-    The step itself comes first. Its factor is 0 if the others' updates give the step.
+    The step itself comes first. Its factor is 0 if the others' updates give the step;
+    they then come in the order in which an append adds them up.
     """
     refs = [VectorRef(round_.index)]
     if not gone:
         return refs, [1.0]
-    if not leave_whole(round_, gone):
-        names = {update.client for update in gone}
-        rest = [u for u in ledger.updates_in(round_.index) if u.client not in names]
-        kept = [update for update in rest if update.kept]
+    names = {update.client for update in gone}
+    rest = [u for u in ledger.updates_in(round_.index) if u.client not in names]
+    kept = [update for update in rest if update.kept]
+    if all(update.kept for update in rest if update.entered):
+        weights = shares_anew(round_.index, [update.share for update in rest])
+        shares = dict(zip([update.client for update in rest], weights, strict=True))
+        sampled = round_.use == "aggregate"
+        weights = [
+            shares[u.client] / (u.keep_probability if sampled else 1) for u in kept
+        ]
+    elif leave_whole(round_, gone):
+        return _terms_without(round_, gone)
+    else:
         total = math.fsum(update.weight for update in kept)
-        refs += [VectorRef(round_.index, update.client) for update in kept]
-        return refs, [0.0, *(update.weight / total for update in kept)]
-    return _terms_without(round_, gone)
+        weights = [update.weight / total for update in kept]
+    refs += [VectorRef(round_.index, update.client) for update in kept]
+    return refs, [0.0, *weights]
 
 
 def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> Terms:
@@ -246,25 +342,6 @@ def _terms_without(round_: RoundEntry, gone: Sequence[UpdateEntry]) -> Terms:
 def own_difference(ledger: Ledger, client: ClientId) -> Flat:
     """Return the difference of forgetting one client alone, in a ledger of rounds."""
     return difference_over(ledger, ledger.rounds(), ledger.updates_of(client))
-
-
-def correction_of(ledger: Ledger, clients: Sequence[ClientId], before: int) -> Flat:
-    """Return by how much the steps of the rounds before one change in all.
-
-    Only for weighted means: where steps are replayed it must be added up on the way.
-    """
-    gone = [
-        update
-        for client in sorted(set(clients))
-        for update in ledger.updates_of(client)
-        if update.round < before
-    ]
-    rounds = ledger.rounds()
-    terms = [
-        step_terms(ledger, rounds[index], updates)
-        for index, updates in sorted(_by_round(gone).items())
-    ]
-    return _changes_of(ledger, terms)
 
 
 def difference_over(

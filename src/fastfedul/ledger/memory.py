@@ -32,7 +32,7 @@ from fastfedul.ledger.protocol import (
     require_known,
     require_state,
 )
-from fastfedul.ledger.server_replay import replayed_without
+from fastfedul.ledger.server_replay import states_anew, sum_of_server_steps
 from fastfedul.ledger.settings import LedgerSettings
 from fastfedul.ledger.store.arrays import BLOCK_VALUES
 from fastfedul.ledger.store.schema import digest_of
@@ -403,30 +403,22 @@ class MemoryLedger:
     def _erase(
         self, clients: Sequence[ClientId], rounds: Sequence[RewrittenRound]
     ) -> None:
-        forgotten_at = check_erasable(self, clients)
+        check_erasable(self, clients)
         first = self._initial.params.flat
         shift = sum(self._adjustments.values(), np.zeros_like(first))
         correction = np.zeros(self._settings.layout.size, np.float64)
-        optimizer = self._settings.optimizer
-        if optimizer is not None:
-            difference, states = replayed_without(self, clients)
-            correction += difference
-            self._states = {index: states[index] for index in self._states}
-            self._final = replace(self._final, server=states[self.num_rounds])
+        optimized = self._settings.optimizer is not None
+        if optimized:
+            correction -= sum_of_server_steps(self).marks[0]
         for rewritten in rounds:
             entry = rewritten.entry
             self._rounds[entry.index] = entry
             if rewritten.step is None:
                 continue
-            if entry.index < forgotten_at and optimizer is None:
+            if not optimized:
                 correction += rewritten.step - self._steps.row(entry.index)
             self._steps.replace(entry.index, rewritten.step)
             self._share_anew(entry.index, clients)
-        # The first model takes up the adjustments; erase_clients says why.
-        flat = first + (shift - correction.astype(np.float32))
-        layout = self._settings.layout
-        self._initial = Model(Params(layout, flat), self._initial.buffers)
-        self._adjustments = {}
         self._sent = {n: own for n, own in self._sent.items() if n not in clients}
         for name in clients:
             known = self._clients[name]
@@ -434,6 +426,16 @@ class MemoryLedger:
             known.rows = _Rows(size)
             known.updates = {}
             known.entry = replace(_counted(known), state="erased")
+        if optimized:
+            states, total = states_anew(self)
+            correction += total
+            self._states = {index: states[index] for index in self._states}
+            self._final = replace(self._final, server=states[self.num_rounds])
+        # The first model takes up the adjustments; erase_clients says why.
+        flat = first + (shift - correction.astype(np.float32))
+        layout = self._settings.layout
+        self._initial = Model(Params(layout, flat), self._initial.buffers)
+        self._adjustments = {}
 
     def _share_anew(self, index: int, gone: Sequence[ClientId]) -> None:
         """Divide a round among the participants that stay."""

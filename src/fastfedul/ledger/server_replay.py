@@ -128,6 +128,13 @@ class TwoMeans:
             (round_.num_updates > 0, round_.num_updates > len(gone)),
         )
 
+    @classmethod
+    def stored(cls, round_: RoundEntry) -> TwoMeans:
+        """Return the mean of a round as it is stored; the first server gets nothing."""
+        factors = np.array([[0.0], [1.0]], np.float32)
+        refs = (VectorRef(round_.index),)
+        return cls(round_.index, refs, factors, (False, round_.num_updates > 0))
+
     @property
     def differs(self) -> bool:
         """Whether the two servers get different means."""
@@ -382,30 +389,41 @@ class TwoServers:
         return now, now if same else ServerState(steps, vectors)
 
 
-def replayed_without(
-    ledger: Ledger, clients: Sequence[ClientId]
-) -> tuple[Flat, dict[int, ServerState]]:
-    """Return how the server's steps change in all when clients are erased.
+def sum_of_server_steps(
+    ledger: Ledger, states: Mapping[int, ServerState] | None = None
+) -> Replayed:
+    """Return what the server's steps add up to, in `marks`, and its state now.
 
-    The states come second, by the number of the next round: those that forgettings
-    set, and the state now. Each follows from the rounds before it without the clients,
-    and without anybody who had been forgotten by then.
+    Args:
+        ledger: A ledger with a server optimizer.
+        states: States to set in place of those that forgettings set.
     """
-    rounds, given = ledger.rounds(), ledger.server_states()
+    means = [TwoMeans.stored(round_) for round_ in ledger.rounds()]
+    anew = ledger.server_states() if states is None else states
+    return replace(TwoServers.of(ledger, means), anew=anew).run()
+
+
+def states_anew(ledger: Ledger) -> tuple[dict[int, ServerState], Flat]:
+    """Return the server's states as they follow from the rounds that the ledger has.
+
+    They come by the number of the next round: those that forgettings set, without
+    anybody who had been forgotten by then, and the state now. What the steps add up to
+    with these states comes second.
+    """
+    rounds = ledger.rounds()
     left = {
         name: client.forgotten_at
         for name, client in ledger.clients().items()
         if client.forgotten_at is not None
     }
     anew = {}
-    for index in given:
-        gone = [name for name, at in left.items() if at <= index or name in clients]
+    for index in ledger.server_states():
+        gone = [name for name, at in left.items() if at <= index]
         means = _means_without(ledger, rounds[:index], gone)
         servers = replace(TwoServers.of(ledger, means), given={})
         anew[index] = servers.run().state
-    servers = TwoServers.of(ledger, _means_without(ledger, rounds, clients))
-    found = replace(servers, anew=anew).run()
-    return found.marks[0], {**anew, len(rounds): found.state}
+    found = sum_of_server_steps(ledger, anew)
+    return {**anew, len(rounds): found.state}, found.marks[0]
 
 
 def _means_without(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfedul.federation.aggregation import MEAN
 from fastfedul.ledger.changes.adjust import take_adjustments
 from fastfedul.ledger.changes.buffers import drop_buffers
 from fastfedul.ledger.changes.erase_sums import erase_from_sums
@@ -17,17 +16,12 @@ from fastfedul.ledger.changes.pairs import drop_pair
 from fastfedul.ledger.changes.rewrite import RoundChange, relink, rewrite_rounds
 from fastfedul.ledger.changes.server_state import replace_states
 from fastfedul.ledger.changes.sums import release_vectors
-from fastfedul.ledger.erasure import (
-    check_erasable,
-    correction_of,
-    rewritten_rounds,
-)
-from fastfedul.ledger.protocol import vector
-from fastfedul.ledger.server_replay import replayed_without
+from fastfedul.ledger.erasure import check_erasable, rewritten_rounds
+from fastfedul.ledger.server_replay import states_anew, sum_of_server_steps
 from fastfedul.ledger.store.schema import ClientRow, PairRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Flat, Params
-from fastfedul.records import ClientId, Model, VectorRef
+from fastfedul.records import ClientId, Model
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
@@ -53,7 +47,7 @@ def erase_clients(
         clients: Clients that are forgotten already.
         delta: Movement of the model that is not among the adjustments; None for none.
     """
-    forgotten_at = check_erasable(ledger, clients)
+    check_erasable(ledger, clients)
     drop_buffers(change, ledger.last_buffers(), clients)
     if change.settings.history == "sums":
         # There are no steps that lead from the first model to this one.
@@ -65,16 +59,12 @@ def erase_clients(
         # count any more.
         collect_all_garbage(change)
         return {"sums_given_up": given_up}
-    replayed = change.settings.aggregation != MEAN
-    added = _Replayed(ledger, forgotten_at) if replayed else None
-    if added is None:
-        # No name for the vector, so that it is gone when rounds are rewritten.
-        _shift_initial(
-            ledger,
-            change,
-            _moved_by_steps(ledger, change, clients, forgotten_at),
-            delta,
-        )
+    optimized = change.settings.optimizer is not None
+    moved = np.zeros(change.settings.layout.size, np.float32)
+    if optimized:
+        # The state that the forgetting has set is being written.
+        change.wait_for_files()
+        moved -= sum_of_server_steps(ledger).marks[0]
     rows = [change.client(client) for client in clients]
     numbers = frozenset(row.id for row in rows)
     touched = {
@@ -83,23 +73,20 @@ def erase_clients(
     found = change.index.rows_by_key(RoundRow, "round", touched)
     near = {i + 1 for i in touched if i + 1 < change.head.num_rounds} - touched
     found |= change.index.rows_by_key(RoundRow, "round", near)
-    rounds = rewrite_rounds(change, _changes(ledger, found, clients, numbers, added))
-    if added is not None:
-        _shift_initial(ledger, change, added.total.astype(np.float32), delta)
-    relink(change, rounds, whole=True)
+    changes = _changes(ledger, found, clients, numbers, None if optimized else moved)
+    rounds = rewrite_rounds(change, changes)
     _drop_clients(change, clients)
+    if optimized:
+        # The new rows tell the ledger where the new steps lie, and only they may go
+        # into the new states.
+        change.index.replace(*rounds.values())
+        change.wait_for_files()
+        states, total = states_anew(ledger)
+        moved += total
+        replace_states(change, states)
+    _shift_initial(ledger, change, moved, delta)
+    relink(change, rounds, whole=True)
     return {}
-
-
-def _moved_by_steps(
-    ledger: Ledger, change: Transaction, clients: Sequence[ClientId], before: int
-) -> Flat:
-    """Return how much further the steps lead without the clients; states follow."""
-    if change.settings.optimizer is None:
-        return correction_of(ledger, clients, before)
-    moved, states = replayed_without(ledger, clients)
-    replace_states(change, states)
-    return moved
 
 
 def _shift_initial(
@@ -125,29 +112,15 @@ def _shift_initial(
     change.replace_initial(Model(params, buffers))
 
 
-class _Replayed:
-    """Adds up how steps change, where only a replay can say it."""
-
-    def __init__(self, ledger: Ledger, before: int) -> None:
-        self._ledger = ledger
-        self._before = before
-        self.total = np.zeros(ledger.settings.layout.size, np.float64)
-
-    def add(self, index: int, step: Flat) -> None:
-        if index < self._before:
-            self.total += step
-            self.total -= vector(self._ledger, VectorRef(index))
-
-
 def _changes(
     ledger: Ledger,
     rows: Mapping[int, RoundRow],
     clients: Sequence[ClientId],
     numbers: frozenset[int],
-    added: _Replayed | None,
+    moved: Flat | None,
 ) -> Iterator[RoundChange]:
     """Yield how each round changes, in order."""
-    for rewritten in rewritten_rounds(ledger, clients):
+    for rewritten in rewritten_rounds(ledger, clients, moved):
         entry, step = rewritten.entry, rewritten.step
         row = replace(
             rows[entry.index],
@@ -158,8 +131,6 @@ def _changes(
         if step is None:
             yield RoundChange(row)
             continue
-        if added is not None:
-            added.add(entry.index, step)
         yield RoundChange(row, step, erased=numbers)
 
 

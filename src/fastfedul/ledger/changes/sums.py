@@ -30,7 +30,12 @@ def round_difference(update: Flat, step: Flat, share: float, *, alone: bool) -> 
     """
     if alone:
         return -step
-    return np.float32(share / (1 - share)) * (step - update)
+    return np.float32(part_factor(share)) * (step - update)
+
+
+def part_factor(share: float) -> float:
+    """Return the factor of a deviation in a client's vectors, a number in float32."""
+    return float(np.float32(share / (1 - share)))
 
 
 def add_round(

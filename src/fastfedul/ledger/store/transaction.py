@@ -332,9 +332,13 @@ class Transaction:
         """Make the files survive and write the head; only the commit remains."""
         if self._created:
             self.files.settle()
+        self.wait_for_files()
+        self.save_head()
+
+    def wait_for_files(self) -> None:
+        """Wait until every file of the change is whole, so that it can be read."""
         for job, _ in self._jobs:
             job.result()
-        self.save_head()
 
     def clean_up(self, *, for_good: bool) -> None:
         """Remove the files that the committed change made superfluous.
