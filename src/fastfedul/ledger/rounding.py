@@ -40,11 +40,17 @@ def grid_bits(settings: LedgerSettings) -> int:
     return min(GRID_BITS[settings.step_dtype], GRID_BITS[settings.update_dtype])
 
 
-def without_residue(rows: Sequence[Array], factors: Sequence[float], bits: int) -> Flat:
+def without_residue(
+    rows: Sequence[Array],
+    factors: Sequence[float],
+    bits: int,
+    noise: np.random.Generator | None = None,
+) -> Flat:
     """Return a linear combination of one block of vectors, on its grid.
 
     The grid follows from the largest sum of absolute terms, lest terms that cancel out
-    leave more than half of its width.
+    leave more than half of its width. Noise of up to a quarter of the width decides
+    where vectors that are bound to each other are rounded; a 0 stays a 0.
     """
     total = np.zeros(rows[0].shape, np.float64)
     bound = np.zeros_like(total)
@@ -54,6 +60,8 @@ def without_residue(rows: Sequence[Array], factors: Sequence[float], bits: int) 
         bound += np.abs(term, out=term)
     _, exponent = np.frexp(bound.max(initial=0.0))
     width = np.ldexp(1.0, int(exponent) - bits)
+    if noise is not None:
+        total += noise.uniform(-width / 4, width / 4, total.shape)
     # Adding 0 turns a negative zero into the zero that others' values would give.
     rounded: Flat = (np.rint(total / width) * width + 0.0).astype(np.float32)
     return rounded

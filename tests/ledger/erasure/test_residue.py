@@ -7,13 +7,13 @@ nor tell which of its values were 0.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy.stats import rankdata
 
 from fastfedul import (
     ClientUpdate,
@@ -95,11 +95,11 @@ def rests(
 
 
 def mean_square_cosine(found: list[Floats], rounds: list[Round]) -> float:
-    squares = []
+    squares: list[float] = []
     for rest, round_ in zip(found, rounds, strict=True):
         own = leavers(round_)
         length = np.linalg.norm(rest) * np.linalg.norm(own)
-        squares.append((rest @ own / length) ** 2 if length else 0.0)
+        squares.append(float(rest @ own / length) ** 2 if length else 0.0)
     return float(np.mean(squares))
 
 
@@ -114,7 +114,12 @@ def area(found: list[Floats], rounds: list[Round]) -> float:
     areas = []
     for rest, round_ in zip(found, rounds, strict=True):
         own = leavers(round_) != 0
-        count, ranks = own.sum(), rankdata(np.abs(rest))
+        _, places, sizes = np.unique(
+            np.abs(rest), return_inverse=True, return_counts=True
+        )
+        # Equal values share the mean of their ranks.
+        ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[places]
+        count = own.sum()
         above = ranks[own].sum() - count * (count + 1) / 2
         areas.append(above / (count * (SIZE - count)))
     return float(np.mean(areas))
@@ -175,6 +180,37 @@ def test_the_rest_of_a_step_of_a_sample_tells_nothing(
         rest -= share["c"] / left * vectors["c"]
     if dtype == "float32" and not sparse:
         assert_chance(found, rounds, sparse=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("sums_from", [1, 50])
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_rest_of_corrected_sums_and_parts_tells_nothing(
+    sparse: bool, equal: bool, sums_from: int, dtype: StorageDtype, tmp_path: Path
+) -> None:
+    """The others' deviations from a step, by their shares, add up to 0."""
+    rounds = rounds_of(Keep(), sparse=sparse, equal=equal)
+    start = Model(Params.of({"w": stream(12, "start").normal(size=SIZE)}))
+    options: Any = {"history": "sums", "sums_from": sums_from, "update_dtype": dtype}
+    found = []
+    for round_ in rounds:
+        path = tmp_path / str(round_.index)
+        with DiskLedger.create(path, start, **options) as ledger:
+            ledger.append(replace(round_, index=0))
+            forget(ledger, [LEAVER], WITHOUT_MINIMUM, erase=True, key=None)
+            [event] = ledger.events()
+            assert event.details["sums_given_up"] == 0
+            found.append(
+                np.sum(
+                    [
+                        (1 - u.share) * ledger.own_difference(u.client).astype(float)
+                        for u in ledger.updates_in(0)
+                    ],
+                    axis=0,
+                )
+            )
+    assert_chance(found, rounds, sparse=sparse)
 
 
 def test_a_value_that_only_the_leaver_had_becomes_a_zero() -> None:

@@ -24,6 +24,7 @@ from fastfedul.ledger.changes.rewrite import Staying, relink
 from fastfedul.ledger.changes.sums import (
     Placed,
     give_up_vectors,
+    part_factor,
     put_vectors,
     release_part,
 )
@@ -33,10 +34,11 @@ from fastfedul.ledger.participation import (
     mean_factor,
     participation,
 )
+from fastfedul.ledger.rounding import column_blocks, grid_bits, without_residue
 from fastfedul.ledger.store.index import Index
 from fastfedul.ledger.store.schema import ClientRow, PartRow, RoundRow, UpdateRow
 from fastfedul.ledger.store.transaction import Transaction
-from fastfedul.params import Flat
+from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId
 
 if TYPE_CHECKING:
@@ -109,20 +111,28 @@ def erase_from_sums(
     for row in plan.given_up:
         give_up_vectors(change, row)
 
-    joint = np.zeros(ledger.settings.layout.size, np.float32)
+    joint = np.zeros(ledger.settings.layout.size, np.float64)
     if plan.sums and plan.joint is not None:
         for name, factor in sorted(plan.joint.items()):
-            joint += np.float32(factor) * ledger.own_difference(name)
+            joint += np.float64(factor) * ledger.own_difference(name)
+
+    bits = grid_bits(change.settings)
+    # Two clients that stay have opposite deviations, and would be rounded alike.
+    noise = np.random.default_rng()
+
+    def rounded(own: Flat, others: Array, factors: Factors) -> Flat:
+        for columns in column_blocks(own.size):
+            rows = [own[columns], others[columns]]
+            own[columns] = without_residue(rows, factors, bits, noise)
+        return own
 
     def corrected() -> Iterator[Flat]:
-        for row, (of_own, of_joint) in plan.sums:
-            own = change.difference_of(row)
-            yield np.float32(of_own) * own + np.float32(of_joint) * joint
-        for _, part, (of_own, of_joint) in plan.parts:
+        for row, factors in plan.sums:
+            yield rounded(change.difference_of(row), joint, factors)
+        for _, part, factors in plan.parts:
             own = change.part_of(part)
             release_part(change, part)
-            others = joint_parts[part.round]
-            yield np.float32(of_own) * own + np.float32(of_joint) * others
+            yield rounded(own, joint_parts[part.round], factors)
 
     placed: list[Placed] = [(row, None) for row, _ in plan.sums]
     placed += [(row, part.round) for row, part, _ in plan.parts]
@@ -161,7 +171,15 @@ def _joint_factors(
     factors = joint_factors(here, gone)
     if lost or any(factor.off for factor in factors.values()):
         return None
-    return {name: factor.value for name, factor in factors.items()}
+    found = {}
+    for name, factor in factors.items():
+        # The shares of a factor that is always the same are always the same, too.
+        stored = (i for i, p in here.places_of(name).items() if p.is_stored)
+        index = next(stored, None)
+        found[name] = factor.value
+        if index is not None and here.share_of(gone, index) < 1:
+            found[name] = _of_leaver(here, index, name, gone)
+    return found
 
 
 def _rounds_of_parts(
@@ -183,16 +201,15 @@ def _joint_parts(
     here: Participation,
     gone: frozenset[ClientId],
     rounds: set[int],
-) -> dict[int, Flat]:
+) -> dict[int, Array]:
     """Return the joint difference of each of some rounds."""
-    found: dict[int, Flat] = {}
+    found: dict[int, Array] = {}
     for name in sorted(gone):
         for part in _parts_of(change.index, name):
             number = part.round
             if number not in rounds:
                 continue
-            left = 1 - here.share_of(gone, number)
-            factor = np.float32((1 - here.places[number][name].share) / left)
+            factor = np.float64(_of_leaver(here, number, name, gone))
             vector = factor * change.part_of(part)
             found[number] = found[number] + vector if number in found else vector
     return found
@@ -221,7 +238,8 @@ def _corrected_parts(
         factors = _factors(here, part.round, row.name, gone)
         if factors is None or part.round not in with_parts:
             return None
-        found.append((part, factors))
+        share = here.places[part.round][row.name].share
+        found.append((part, (factors[0] * _of_stored(share), factors[1])))
     return found
 
 
@@ -248,7 +266,30 @@ def _of_sum(
     of_own, of_joint = mean_factor(own), mean_factor(joint)
     if of_own.off or of_joint.off:
         return None
-    return of_own.value, of_joint.value
+    share = next((place.share for place in places.values()), 0.0)
+    return of_own.value * _of_stored(share), of_joint.value
+
+
+def _of_stored(share: float) -> float:
+    """Return the factor of a deviation over the one in float32 that was stored.
+
+    A factor that is off in its last digits would leave a part of each erased update in
+    the others' vectors.
+    """
+    return share / (1 - share) / part_factor(share) if 0 < share < 1 else 1.0
+
+
+def _of_leaver(
+    here: Participation, index: int, name: ClientId, gone: frozenset[ClientId]
+) -> float:
+    """Return the factor of a leaver's part of a round in the joint difference.
+
+    It is (1 - a) / (1 - r), by the shares in float32 that made the step.
+    """
+    places = here.places[index]
+    away = math.fsum(float(np.float32(p.share)) for n, p in places.items() if n in gone)
+    share = places[name].share
+    return float(np.float32(share)) / (1 - away) / part_factor(share)
 
 
 def _factors(
