@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fastfedul import ClientUpdate, DiskLedger, LedgerReader, Model, Params, Round
-from tests.support.commands import COMMAND, one_line, run, run_json
+from tests.support.commands import COMMAND, one_line, run, run_json, run_program
 from tests.support.damage import array_of
 from tests.support.rounds import random_round
 
@@ -326,7 +326,8 @@ def test_output_that_cannot_be_written_gets_one_line(ledger: Path) -> None:
 
 def test_a_second_writer_is_told_who_is_writing(ledger: Path) -> None:
     with DiskLedger(ledger):
-        assert "is writing to" in one_line(run("forget", ledger, "ann", code=1))
+        told = one_line(run_program(*COMMAND, "forget", ledger, "ann", code=1))
+        assert "is writing to" in told
         assert run_json("forget", ledger, "ann", "--dry-run")["rounds"] == 4
 
 

@@ -24,7 +24,7 @@ from fastfedul.data.unpacking import (
     unpack_mnist_package,
     unpack_southwest,
 )
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 
 law = settings(max_examples=100, deadline=None)
 
@@ -119,7 +119,7 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(side: int) -> None:
 
 def test_a_png_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidInputError, match=r"fastfedul\[report\]"):
+    with pytest.raises(MissingPackageError, match=r"fastfedul\[report\]"):
         decode_png(encode_png(random_images(2, 2, 3), [0]))
 
 

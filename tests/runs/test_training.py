@@ -521,7 +521,10 @@ def test_a_taken_folder_is_refused_and_a_missing_run_too(
             {"config": {"rounds": 2}},
             "a configuration is a RunConfig, not {",
         ),
-        ({"folder": 3}, "a path is text or a pathlib.Path, not 3"),
+        (
+            {"folder": 3},
+            "a path is text, a pathlib.Path, or what fastfedul.train returned, not 3",
+        ),
         ({"progress": 3}, "progress is a function, not 3"),
         ({"answered": "x"}, "answered is a function, not 'x'"),
     ],

@@ -231,7 +231,9 @@ def run_app(application: typer.Typer) -> None:
         if lost:
             # Else the interpreter would try again on leaving, and complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(_told(error), 1, only_json and not lost)
+        # Only a caller's own path can be longer than the system allows.
+        code = 2 if error.errno == errno.ENAMETOOLONG else 1
+        _fail(_told(error), code, only_json and not lost)
     if code == 130:
         _fail("interrupted", code, only_json)
     sys.exit(code)
