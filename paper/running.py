@@ -17,7 +17,7 @@ from fastfedul.federation.workers.pool import Workers
 from fastfedul.forgetting.folder import RETRAINED_MODELS
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
-from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Scalar
+from fastfedul.methods.fast_fedul.skews import Scalar
 from fastfedul.methods.protocol import (
     Method,
     UnlearnRequest,
@@ -249,7 +249,7 @@ class _Bench:
 
     def _method(self, cell: Cell) -> Method:
         own = {cell.method: without_ledger(cell.settings)}
-        found = find_methods([cell.method], self._prepared, PAPERS_DAMPING, own)
+        found = find_methods([cell.method], self._prepared, None, own)
         [method] = found.values()
         return method
 

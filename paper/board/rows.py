@@ -19,7 +19,7 @@ from fastfedul.federation.workers.pool import Workers, open_workers
 from fastfedul.ledger.keeping import Keep
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.methods.fast_fedul.method import FastFedUL
-from fastfedul.methods.fast_fedul.skews import PAPERS_DAMPING, Kronecker, Scalar
+from fastfedul.methods.fast_fedul.skews import Kronecker, Scalar
 from fastfedul.methods.protocol import (
     Method,
     UnlearnRequest,
@@ -191,7 +191,7 @@ class _Bench:
             return simple[name]()
         known = setting_for(self._run).methods
         settings = {name: known[name]} if name in known else {}
-        return find_methods([name], self._prepared, PAPERS_DAMPING, settings)[name]
+        return find_methods([name], self._prepared, None, settings)[name]
 
     def _best_scalar(self) -> Row:
         """Return the row of the damping that comes nearest, which takes the answer."""

@@ -113,7 +113,7 @@ def placed(path: Path, pieces: Iterable[bytes | memoryview]) -> Iterator[None]:
     Raises:
         OSError: If the file cannot be written, or cannot be moved.
     """
-    _remove_leftovers(path)
+    remove_leftovers(path.parent, path.name)
     temporary = _temporary(path, os.getpid())
     try:
         with temporary.open("wb") as file:
@@ -134,13 +134,13 @@ def place_new(path: Path, content: bytes) -> bool:
     """Return whether a new file got this name; if so, it survives power loss.
 
     Of several processes only one gets the name. The file has all its content from the
-    first instant, and nobody waits for anybody.
+    first instant, and nobody waits for anybody. A process that is killed here leaves a
+    file under a name that may never come again: see `remove_leftovers`.
 
     Raises:
         OSError: If the file cannot be written.
     """
     with _one_at_a_time:
-        _remove_leftovers(path)
         temporary = _temporary(path, os.getpid())
         try:
             descriptor = open_private(
@@ -193,13 +193,18 @@ def _temporary(path: Path, process: int) -> Path:
     return path.with_name(f".{path.name}.new-{process}")
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left when they wrote this file."""
-    start = _temporary(path, 0).name.removesuffix("0")
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes left when they wrote files of a folder.
+
+    Args:
+        folder: The folder; it need not be there.
+        name: The file that they wrote; None for any.
+    """
+    start = "." if name is None else _temporary(folder / name, 0).name[:-1]
     with contextlib.suppress(OSError):
-        for found in path.parent.iterdir():
-            process = found.name.removeprefix(start)
-            ours = found.name.startswith(start) and process.isdecimal()
+        for found in folder.iterdir():
+            written, _, process = found.name.rpartition(".new-")
+            ours = written and found.name.startswith(start) and process.isdecimal()
             if ours and not _is_running(int(process)):
                 found.unlink()
 

@@ -170,7 +170,10 @@ def test_a_result_that_loses_more_than_allowed_is_not_written(
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"pixels": np.zeros((2, 8, 8), np.uint8)}, "it needs images, labels"),
+        (
+            {"pixels": np.zeros((2, 8, 8), np.uint8)},
+            "it needs images or val_images or x_val",
+        ),
         ({"images": np.zeros((2, 8), np.uint8)}, "images are (number, height"),
         (
             {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},

@@ -26,7 +26,7 @@ from fastfedul.errors import (
 )
 from fastfedul.federation.aggregation import Aggregation
 from fastfedul.federation.server_optimizers import ServerOptimizer
-from fastfedul.files import sync_folder
+from fastfedul.files import remove_leftovers, sync_folder
 from fastfedul.ledger.anchor import Anchor, position_of
 from fastfedul.ledger.chain import genesis
 from fastfedul.ledger.changes.append import append_round
@@ -129,6 +129,7 @@ class DiskLedger(LedgerReader):
                     )
             self.files.take_over(self.index)
             self.files.sweep({row.file: row.num_bytes for row in rows}, head.next_file)
+            remove_leftovers(self.path / REQUESTS)
         except BaseException:
             self._release()
             raise

@@ -301,8 +301,9 @@ def _do_shadows(
         return [n for n in names if kept.margins(number, plan.kind(n)) is None]
 
     before = sum(not missing_in(number) for number in range(wanted))
+    stage = "shadow federations" + (f", {before} kept from before" if before else "")
     if before:
-        say(f"{before} of {wanted} shadow federations were kept", before, wanted)
+        say(stage, before, wanted)
     longest = 0.0
     for number in range(wanted):
         missing = missing_in(number)
@@ -315,7 +316,7 @@ def _do_shadows(
         for name, own in plan.shadows.measured(number, methods, missing, refused):
             kept.keep_margins(number, plan.kind(name), own)
         longest = max(longest, time.monotonic() - started)
-        say(f"shadow federation {number + 1} of {wanted} done", number + 1, wanted)
+        say(stage, number + 1, wanted)
     return wanted
 
 
