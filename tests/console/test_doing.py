@@ -74,7 +74,7 @@ def test_while_somebody_writes_a_request_is_filed_instead(operator: Browser) -> 
         refused = operator.finish(
             operator.post("/forget/now", plan=plan, typed="a", erase="yes")
         )
-        assert "is writing to" in refused
+        assert "open for writing already" in refused
         assert "Nothing was changed" in refused
         assert operator.post("/forget/request", plan=plan, reason="ticket 812")
     with LedgerReader(operator.ledger) as ledger:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import InvalidInputError, MissingPackageError
 from fastfedul.evaluate.intervals import (
     NORMAL_QUANTILE,
     Proportion,
@@ -71,9 +71,9 @@ def test_without_scipy_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(InvalidInputError, match=r"fastfedul\[evaluate\]"):
+    with pytest.raises(MissingPackageError, match=r"fastfedul\[evaluate\]"):
         mean_interval([1.0, 2.0])
-    with pytest.raises(InvalidInputError, match=r"fastfedul\[evaluate\]"):
+    with pytest.raises(MissingPackageError, match=r"fastfedul\[evaluate\]"):
         _ = Proportion(1, 2).interval
     assert mean_interval([1.0]).value == 1
     assert Proportion(1, 2).value == 0.5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfedul.errors import InvalidInputError
+from fastfedul.errors import FastFedULError, InvalidInputError
 from fastfedul.forgetting.signing import (
     SigningKey,
     default_key_path,
@@ -79,10 +79,10 @@ def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     assert len(key.public.fingerprint) == 64
     assert {p.name for p in path.parent.iterdir()} == {"signing.pem", "signing.pem.pub"}
     before = path.read_bytes()
-    with pytest.raises(InvalidInputError, match="not overwritten"):
+    with pytest.raises(FastFedULError, match="not overwritten"):
         new_key(path)
     path.unlink()
-    with pytest.raises(InvalidInputError, match="not overwritten"):
+    with pytest.raises(FastFedULError, match="not overwritten"):
         new_key(path)
     assert not path.exists()
     public_path(path).unlink()

@@ -202,6 +202,10 @@ def main(
     """
 
 
+_UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES)
+"""Errors of a path that the caller should not have given, as opposed to failures."""
+
+
 def run() -> None:
     """Run the command line."""
     run_app(app)
@@ -231,8 +235,7 @@ def run_app(application: typer.Typer) -> None:
         if lost:
             # Else the interpreter would try again on leaving, and complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Only a caller's own path can be longer than the system allows.
-        code = 2 if error.errno == errno.ENAMETOOLONG else 1
+        code = 2 if error.errno in _UNUSABLE else 1
         _fail(_told(error), code, only_json and not lost)
     if code == 130:
         _fail("interrupted", code, only_json)

@@ -350,6 +350,8 @@ class DiskLedger(LedgerReader):
     def backup(self) -> None:
         """Copy the index to the object store that has the array files.
 
+        Requests that lie in the folder as files come into the index first.
+
         Raises:
             LedgerError: If the array files lie in the ledger's own folder.
         """
@@ -357,6 +359,8 @@ class DiskLedger(LedgerReader):
             raise LedgerError(
                 f"the arrays of {self.path} lie in the folder itself; copy the folder"
             )
+        with self._changing("the copy"):
+            pass  # Every change takes the requests in.
         self.files.copy(self.index)
 
     def _current(self, head: HeadRow) -> Model:
