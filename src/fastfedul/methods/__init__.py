@@ -2,7 +2,7 @@
 
 >>> import fastfedul as ff
 >>> ff.methods.FastFedUL(skew=ff.methods.Scalar(0.07)).skew
-Scalar(damping=0.07, rounds='all')
+Scalar(damping=0.07, damped='all')
 """
 
 from typing import TYPE_CHECKING

@@ -14,6 +14,7 @@ more. Such a sum is given up.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ from fastfedul.ledger.store.schema import ClientRow, PartRow, RoundRow, UpdateRo
 from fastfedul.ledger.store.transaction import Transaction
 from fastfedul.params import Array, Flat
 from fastfedul.records import ClientId
+from fastfedul.rng import stream
 
 if TYPE_CHECKING:
     from fastfedul.ledger.protocol import Ledger
@@ -118,7 +120,7 @@ def erase_from_sums(
 
     bits = grid_bits(change.settings)
     # Two clients that stay have opposite deviations, and would be rounded alike.
-    noise = np.random.default_rng()
+    noise = stream(secrets.randbits(128), "noise of an erasure")
 
     def rounded(own: Flat, others: Array, factors: Factors) -> Flat:
         for columns in column_blocks(own.size):
