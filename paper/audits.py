@@ -22,7 +22,7 @@ from fastfedul.evaluate.lira import RATES
 from fastfedul.files import write_whole
 from fastfedul.runs.training import resume
 from paper.board.running import commit
-from paper.server_rules import read_results
+from paper.leaving import read_results
 from paper.settings import setting_of
 
 RESULTS = Path("results/audit.jsonl")

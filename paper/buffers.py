@@ -9,25 +9,28 @@ results/buffers.jsonl. The command can be stopped; the same command goes on.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from fastfedul.errors import FastFedULError
-from fastfedul.files import write_whole
-from fastfedul.forgetting.service import preview
 from fastfedul.ledger.reader import LedgerReader
 from fastfedul.records import Model
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.training import prepare, retrain, score, start_workers, train
-from paper.board.running import commit
-from paper.server_rules import LEAVER, LEAVERS, SPLITS, Line, read_results, run_missing
+from paper.leaving import (
+    LEAVERS,
+    SPLITS,
+    Command,
+    Line,
+    forgotten,
+    measured,
+    put_page,
+    read_results,
+    run_missing,
+)
 
 RESULTS = Path("results/buffers.jsonl")
-PAGES = Path("docs/results")
 PAGE = "buffers.md"
 
 NETWORK = "paper.board.models:batch_norm_cnn"
@@ -78,35 +81,18 @@ def all_cases() -> list[Case]:
 
 def measure(case: Case, folder: Path) -> Line:
     """Return the result of a case; its run goes into a folder."""
-    config = case.config
-    train(config, folder)
-    prepared = prepare(config)
-    with start_workers(prepared) as workers, LedgerReader(folder) as ledger:
-        final, forgotten = ledger.final, preview(ledger, [LEAVER]).model
-        models = {
-            "before": final,
-            "kept": Model(forgotten.params, final.buffers),
-            "forgotten": forgotten,
-            "retrained": retrain(prepared, workers, frozenset([LEAVER])),
-        }
-        scores = {name: score(prepared, workers, m) for name, m in models.items()}
-    return {
-        "key": case.key,
-        "split": case.split,
-        "leaver": case.leaver,
-        "seed": case.seed,
-        "commit": commit(),
-        "main": {name: main for name, (main, _) in scores.items()},
-        "backdoor": {name: found for name, (_, found) in scores.items()},
-    }
+
+    def models(ledger: LedgerReader) -> dict[str, Model]:
+        found = forgotten(ledger)
+        kept = Model(found.params, ledger.final.buffers)
+        return {"kept": kept, "forgotten": found}
+
+    return measured(case, folder, models)
 
 
 def write_page(results: Path, out: Path) -> Iterator[Path]:
     """Write the page of the results; yield its file."""
-    path = out / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page_text(read_results(results)))
-    yield path
+    yield put_page(out / PAGE, page_text(read_results(results)))
 
 
 def page_text(lines: Sequence[Line]) -> str:
@@ -155,31 +141,14 @@ def _summary(lines: Sequence[Line], what: str, way: str) -> list[str]:
     return [f"{mean:+.2f}", f"{absolute:.2f}", f"{max(gaps, key=abs):+.2f}"]
 
 
+def run(asked: argparse.Namespace) -> Iterator[Line]:
+    """Do the cases that are missing; yield their results."""
+    return run_missing(all_cases(), asked.results, measure)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command of the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m paper.buffers")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    run = verbs.add_parser("run", help="do the cases that are missing")
-    page = verbs.add_parser("page", help="write the page from the results")
-    page.add_argument("--out", type=Path, default=PAGES, help=f"usually {PAGES}")
-    for verb in (run, page):
-        verb.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args(words)
-    try:
-        if asked.verb == "page":
-            for path in write_page(asked.results, asked.out):
-                print(path)
-            return 0
-        for line in run_missing(all_cases(), asked.results, measure):
-            print(line["key"], json.dumps(line["main"]), json.dumps(line["backdoor"]))
-            sys.stdout.flush()
-    except FastFedULError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+    return Command("buffers", RESULTS, run, write_page)(words)
 
 
 if __name__ == "__main__":

@@ -8,28 +8,28 @@ results/server-rules.jsonl. The command can be stopped; the same command goes on
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from fastfedul.errors import FastFedULError
-from fastfedul.files import write_whole
-from fastfedul.forgetting.service import preview
-from fastfedul.ledger.reader import LedgerReader
 from fastfedul.runs.config import RunConfig
-from fastfedul.runs.training import prepare, retrain, score, start_workers, train
-from paper.board.running import commit
+from paper.leaving import (
+    LEAVERS,
+    SPLITS,
+    Command,
+    Line,
+    forgotten,
+    measured,
+    put_page,
+    read_results,
+    run_missing,
+)
 
 RESULTS = Path("results/server-rules.jsonl")
-PAGES = Path("docs/results")
 PAGE = "server-rules.md"
-
-Line = dict[str, Any]
 
 FEDAVG = "FedAvg"
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -49,14 +49,6 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"data": "digits"},
     "mnist": {"data": "mnist", "train_size": 2_000},
 }
-SPLITS = ("iid", "dirichlet:0.5")
-LEAVERS: Mapping[str, Mapping[str, Any]] = {
-    "pixel": {"attack": "pixel"},
-    "honest": {},
-}
-LEAVER = "client-0"
-"""The client that leaves; with an attack it is the attacker."""
-
 SEEDS = (0, 1, 2)
 WANTED = 2.0
 """Mean gaps under a rule should be at most so many times FedAvg's."""
@@ -109,79 +101,11 @@ def all_cases(data: Sequence[str] = tuple(DATA)) -> list[Case]:
 
 def measure(case: Case, folder: Path) -> Line:
     """Return the result of a case; its run goes into a folder."""
-    config = case.config
-    train(config, folder)
-    prepared = prepare(config)
-    with start_workers(prepared) as workers, LedgerReader(folder) as ledger:
-        models = {
-            "before": ledger.final,
-            "forgotten": preview(ledger, [LEAVER]).model,
-            "retrained": retrain(prepared, workers, frozenset([LEAVER])),
-        }
-        scores = {name: score(prepared, workers, m) for name, m in models.items()}
     return {
-        "key": case.key,
         "data": case.data,
         "rule": case.rule,
-        "split": case.split,
-        "leaver": case.leaver,
-        "seed": case.seed,
-        "commit": commit(),
-        "main": {name: main for name, (main, _) in scores.items()},
-        "backdoor": {name: found for name, (_, found) in scores.items()},
+        **measured(case, folder, lambda ledger: {"forgotten": forgotten(ledger)}),
     }
-
-
-def read_results(path: Path) -> list[Line]:
-    """Return all lines; none if there is no file.
-
-    Raises:
-        FastFedULError: If a line cannot be read.
-    """
-    if not path.exists():
-        return []
-    found: list[Line] = []
-    for number, text in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            line = json.loads(text)
-            found.append({**line, "key": line["key"]})
-        except (ValueError, KeyError, TypeError):
-            raise FastFedULError(f"{path}, line {number}: cannot be read") from None
-    return found
-
-
-class AnyCase(Protocol):
-    """A case of some results."""
-
-    @property
-    def key(self) -> str:
-        """Name of the case in the results."""
-
-
-C = TypeVar("C", bound=AnyCase)
-
-
-def run_missing(
-    cases: Sequence[C], path: Path, measure: Callable[[C, Path], Line]
-) -> Iterator[Line]:
-    """Do the cases that the results do not have; yield each line once it is stored.
-
-    Args:
-        cases: All cases.
-        path: File of the results.
-        measure: Returns the result of a case; its run goes into a folder.
-    """
-    for case in cases:
-        lines = read_results(path)
-        if case.key in {line["key"] for line in lines}:
-            continue
-        with tempfile.TemporaryDirectory(prefix="paper-") as folder:
-            found = measure(case, Path(folder) / "run")
-        every = sorted([*read_results(path), found], key=lambda line: line["key"])
-        text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in every)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-        yield found
 
 
 def gaps(lines: Sequence[Line], what: str) -> list[float]:
@@ -200,11 +124,7 @@ def gaps(lines: Sequence[Line], what: str) -> list[float]:
 
 def write_page(results: Path, out: Path) -> Iterator[Path]:
     """Write the page of the results; yield its file."""
-    text = page_text(read_results(results))
-    path = out / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
-    yield path
+    yield put_page(out / PAGE, page_text(read_results(results)))
 
 
 def page_text(lines: Sequence[Line]) -> str:
@@ -306,36 +226,18 @@ def _percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.1f} %"
 
 
+def run(asked: argparse.Namespace) -> Iterator[Line]:
+    """Do the cases that are missing; yield their results."""
+    cases = all_cases([asked.data] if asked.data else tuple(DATA))
+    return islice(run_missing(cases, asked.results, measure), asked.limit)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command of the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m paper.server_rules")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    run = verbs.add_parser("run", help="do the cases that are missing")
-    run.add_argument("--data", choices=tuple(DATA), help="only this data set")
-    run.add_argument("--limit", type=int, help="do at most so many cases")
-    page = verbs.add_parser("page", help="write the page from the results")
-    page.add_argument("--out", type=Path, default=PAGES, help=f"usually {PAGES}")
-    for verb in (run, page):
-        verb.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args(words)
-    try:
-        if asked.verb == "page":
-            for path in write_page(asked.results, asked.out):
-                print(path)
-            return 0
-        cases = all_cases([asked.data] if asked.data else tuple(DATA))
-        for number, line in enumerate(run_missing(cases, asked.results, measure), 1):
-            print(line["key"], json.dumps(line["main"]), json.dumps(line["backdoor"]))
-            sys.stdout.flush()
-            if asked.limit is not None and number >= asked.limit:
-                break
-    except FastFedULError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+    command = Command("server_rules", RESULTS, run, write_page)
+    command.run.add_argument("--data", choices=tuple(DATA), help="only this data set")
+    command.run.add_argument("--limit", type=int, help="do at most so many cases")
+    return command(words)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from fastfedul.runs.config import RunConfig
 from paper import audits
 from paper.audits import Board, boards, main, page_lines
-from paper.server_rules import read_results
+from paper.leaving import read_results
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "audit.jsonl"
 

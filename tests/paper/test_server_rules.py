@@ -10,7 +10,8 @@ import pytest
 
 from fastfedul.errors import FastFedULError
 from paper import server_rules
-from paper.server_rules import FEDAVG, RULES, Case, all_cases, page_text, run_missing
+from paper.leaving import run_missing
+from paper.server_rules import FEDAVG, RULES, Case, all_cases, page_text
 
 
 def line(rule: str, leaver: str, main: float, backdoor: float | None) -> dict[str, Any]:
