@@ -196,6 +196,10 @@ def test_a_stopped_comparison_says_how_to_go_on_and_goes_on(
             ("--methods", "fast-fedul-2", "--damping", "0.2"),
             "no method that is compared",
         ),
+        (
+            ("--damping", "0.2", "--set", "fast-fedul.damping=0.1"),
+            "the damping of fast-fedul is given twice",
+        ),
         (("--seeds", "4,-1"), "write whole numbers with commas"),
         (("--seeds", ""), "write whole numbers with commas"),
         (("--forget", "client-9"), "no client is called 'client-9'"),

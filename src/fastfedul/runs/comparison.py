@@ -417,7 +417,11 @@ def find_methods(
             continue
         own = dict(settings.get(method, {}))
         if damping is not None and has_setting(method, "damping"):
-            own.setdefault("damping", damping)
+            if "damping" in own:
+                raise InvalidInputError(
+                    f"the damping of {method} is given twice; leave out one of them"
+                )
+            own["damping"] = damping
             taken_damping = True
         name = None if is_own_function(method) else method
         made.append((name, find_method(method, own, facts)))
