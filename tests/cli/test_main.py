@@ -32,19 +32,20 @@ from tests.support.disk_ledgers import record
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "line", "code"),
     [
-        (OSError(errno.ENAMETOOLONG, "too long", "a/b"), "cannot use a/b: too long"),
-        (PermissionError(13, "denied", "a\nb"), "cannot use a\\nb: denied"),
-        (PermissionError(13, "denied", b"a"), "cannot use a: denied"),
-        (OSError(errno.ENOSPC, "full", "[red]x"), "cannot use [red]x: full"),
-        (TimeoutError("timed\nout"), "timed\\nout"),
-        (ConnectionError(), "ConnectionError"),
+        (OSError(errno.ENAMETOOLONG, "too long", "a/b"), "cannot use a/b: too long", 2),
+        (PermissionError(13, "denied", "a\nb"), "cannot use a\\nb: denied", 2),
+        (PermissionError(13, "denied", b"a"), "cannot use a: denied", 2),
+        (OSError(errno.ENOSPC, "full", "[red]x"), "cannot use [red]x: full", 1),
+        (TimeoutError("timed\nout"), "timed\\nout", 1),
+        (ConnectionError(), "ConnectionError", 1),
     ],
 )
 def test_an_error_of_the_system_is_one_line_with_the_file(
     error: OSError,
     line: str,
+    code: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -54,7 +55,7 @@ def test_an_error_of_the_system_is_one_line_with_the_file(
     monkeypatch.setattr(main, "app", fail)
     with pytest.raises(SystemExit) as caught:
         main.run()
-    assert caught.value.code == 1
+    assert caught.value.code == code
     assert capsys.readouterr().err == f"error: {line}\n"
     # Only where standard output failed is it given up.
     assert not sys.stdout.closed
