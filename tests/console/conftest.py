@@ -48,7 +48,7 @@ class Browser:
         return str(found.text)
 
     def secret(self) -> str:
-        """Return the secret that the forms of this session carry."""
+        """Return the secret that the forms of this browser carry."""
         found = re.search('name="secret" value="([^"]+)"', self.get("/trace"))
         assert found is not None
         return found[1]
